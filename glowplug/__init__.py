@@ -1,0 +1,3 @@
+"""Glowplug: serverless, scale-to-zero inference for language models."""
+
+__version__ = "0.1.0"

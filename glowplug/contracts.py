@@ -1,0 +1,214 @@
+"""The data and protocols at which the parts meet.
+
+The parts never import each other: `glowplug serve` (one machine) and the Kubernetes entry points
+hand each part the others' implementations. Everything here runs on one asyncio event loop unless
+a docstring says otherwise; callbacks are called on that loop and must not block.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from glowplug.spec import FunctionSpec
+
+
+class FunctionState(StrEnum):
+    """What a function is doing, as users see it."""
+
+    SEALING = "sealing"  # its model is being sealed; requests wait
+    FAILED = "failed"  # its model cannot be sealed, or its replicas do not start; see `reason`
+    ZERO = "zero"  # no replica; costs nothing
+    STARTING = "starting"  # a replica is being started, none is ready
+    READY = "ready"  # at least one replica is ready
+
+
+class ReplicaState(StrEnum):
+    """The life of a replica, in order."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class StartKind(StrEnum):
+    """How a request found its replica (response header `X-Start-Kind`)."""
+
+    WARM = "warm"  # a replica was ready
+    SNAPSHOT = "snapshot"  # a standby restored the snapshot from this node's cache
+    CACHE = "cache"  # no standby was ready: a process was started, the snapshot was in the cache
+    COLD = "cold"  # the snapshot was fetched or sealed first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function:
+    """A registry row: the spec and what became of its model."""
+
+    spec: FunctionSpec
+    generation: int  # counts changes of the spec
+    snapshot: str | None = None  # digest, once this revision is sealed
+    failure: str | None = None  # why the model could not be sealed
+    created_s: float = 0.0  # Unix time
+    updated_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What a pod needs to turn a standby into a replica."""
+
+    replica: str
+    function: str
+    revision: str
+    snapshot: str  # digest
+    max_context: int | None
+    max_seqs: int
+    kv_cache_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One engine process, as its fleet sees it."""
+
+    id: str
+    function: str
+    revision: str
+    state: ReplicaState
+    url: str  # http://host:port; connections are accepted from the moment of assignment
+    capacity: int  # sequences at once
+    start_kind: StartKind
+    stages_ms: Mapping[str, float] = field(default_factory=dict)  # of its start, once ready
+    reason: str | None = None  # why it is gone
+    pid: int | None = None
+    assigned_s: float = 0.0  # time.monotonic()
+    ready_s: float | None = None  # time.monotonic()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemandReport:
+    """What one activator has for one function at this moment."""
+
+    function: str
+    in_flight: int  # handed to a replica, not finished
+    queued: int
+    oldest_wait_s: float
+    arrivals: int  # since the activator started
+    last_active_s: float  # time.monotonic() of the last arrival or completion
+
+
+class Registry(Protocol):
+    """The deployed functions. Raises glowplug.errors; writes are durable on return."""
+
+    async def list(self) -> Sequence[Function]:
+        """All functions, by name."""
+        ...
+
+    async def get(self, name: str) -> Function:
+        """Raises NotFound."""
+        ...
+
+    async def put(self, spec: FunctionSpec) -> Function:
+        """Create or update. A new revision clears `snapshot` and `failure`."""
+        ...
+
+    async def delete(self, name: str) -> None:
+        """Raises NotFound."""
+        ...
+
+    async def set_sealed(
+        self, name: str, revision: str, *, snapshot: str | None, failure: str | None
+    ) -> None:
+        """Record how sealing ended; ignored where the function has another revision by now."""
+        ...
+
+    def subscribe(self, changed: Callable[[str], None]) -> None:
+        """Call `changed(name)` after each change of a function."""
+        ...
+
+
+class DemandSink(Protocol):
+    """Takes demand reports; the scaler implements it."""
+
+    def report(self, demand: DemandReport) -> None:
+        """Replaces the reporter's last report for that function. Never blocks."""
+        ...
+
+
+class Endpoints(Protocol):
+    """Where requests of a function can go; the scaler implements it, the activator reads it."""
+
+    def replicas(self, function: str) -> Sequence[Replica]:
+        """Starting and ready replicas, oldest first: those of the current revision once one of
+        them is ready, those of the revision before until then."""
+        ...
+
+    def status(self, function: str) -> "FunctionStatus":
+        """Raises NotFound."""
+        ...
+
+    def subscribe(self, changed: Callable[[str], None]) -> None:
+        """Call `changed(function)` after each change of its replicas or status."""
+        ...
+
+
+class Fleet(Protocol):
+    """Where replicas run. Only the scaler calls it."""
+
+    async def list(self) -> Sequence[Replica]:
+        """All replicas that are not gone."""
+        ...
+
+    async def assign(self, assignment: Assignment) -> Replica:
+        """Give a standby (or a new process) the snapshot; returns while it still starts.
+
+        Raises Unavailable when nothing can take it.
+        """
+        ...
+
+    async def release(self, replica: str, *, drain_s: float) -> None:
+        """Take no new connection, finish what runs within `drain_s`, end the process."""
+        ...
+
+    async def prefetch(self, snapshot: str) -> None:
+        """Read the snapshot ahead: an assignment is likely soon."""
+        ...
+
+    def watch(self) -> AsyncIterator[Replica]:
+        """Every change of a replica, as it happens, from the call on; the last one is GONE."""
+        ...
+
+
+class Sealer(Protocol):
+    """Turns a model source into a snapshot in the node cache."""
+
+    async def seal(self, spec: FunctionSpec, progress: Callable[[float], None]) -> str:
+        """Digest of the snapshot; idempotent. `progress` gets 0.0 to 1.0.
+
+        Raises SnapshotError with the reason for the user.
+        """
+        ...
+
+
+class SnapshotStore(Protocol):
+    """Finds sealed snapshots on this node."""
+
+    def path(self, digest: str) -> Path:
+        """The snapshot's folder. Raises NotFound."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionStatus:
+    """What `glowplug describe` and GET /v1/functions/NAME show beside the spec."""
+
+    state: FunctionState
+    reason: str | None  # why it is failed, or what it waits for
+    sealing_progress: float | None  # 0.0 to 1.0 while sealing
+    snapshot: str | None
+    desired: int
+    desired_reason: str
+    replicas: Sequence[Replica]
+    in_flight: int
+    queued: int
+    last_start_ms: Mapping[str, float]  # stages of the last start

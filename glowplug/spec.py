@@ -1,0 +1,146 @@
+"""FunctionSpec: what a user says about a function. All parts share it.
+
+Durations are seconds, or strings such as "90s", "5m", "1h30m". Every validation message
+names the field and the fix.
+"""
+
+import hashlib
+import json
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from glowplug.errors import InvalidSpec
+
+_DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_BYTES_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|)")
+_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+
+Dtype = Literal["bfloat16", "float32"]
+
+
+def parse_duration(value: object) -> object:
+    """Seconds from "1h30m", "45s" or a number; anything else is left for pydantic to refuse.
+
+    Raises:
+        ValueError: a string that is not a duration.
+    """
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    parts = _DURATION_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{value!r} is not a duration; write for example 30s, 5m or 1h30m")
+    return sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
+
+
+def parse_bytes(value: object) -> object:
+    """Bytes from "64MiB" or a number; anything else is left for pydantic to refuse.
+
+    Raises:
+        ValueError: a string that is not a size.
+    """
+    if not isinstance(value, str):
+        return value
+    match = _BYTES.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f"{value!r} is not a size; write for example 64MiB")
+    return int(float(match[1]) * _BYTES_UNITS[match[2]])
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(allow_inf_nan=False)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+
+
+class QueueLimits(BaseModel):
+    """How much the activator holds for one function while no replica has room."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_requests: int = Field(200, ge=1, le=100_000)
+    max_bytes: Bytes = Field(64 * 2**20, ge=1024, le=2**34)
+
+
+class FunctionSpec(BaseModel):
+    """A deployed model and its serving settings.
+
+    `revision` is derived: it changes exactly when the model or a setting that a running
+    replica cannot change does; scaling settings and timeouts apply to running replicas.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=_NAME, description="DNS label; part of the invoke URL")
+    model: str = Field(
+        min_length=1,
+        max_length=4096,
+        description="a folder, a .gguf file, or package://PACKAGE/FILE.gguf",
+    )
+    dtype: Dtype = Field("bfloat16", description="precision that the weights are sealed in")
+    max_context: int | None = Field(
+        None, ge=16, le=10_000_000, description="tokens; default: the model's own limit"
+    )
+    max_seqs: int = Field(16, ge=1, le=1024, description="sequences that one replica runs at once")
+    kv_cache_bytes: Bytes = Field(
+        512 * 2**20, ge=2**20, description="KV cache memory of one replica"
+    )
+
+    min_replicas: int = Field(0, ge=0, le=1000)
+    max_replicas: int = Field(1, ge=1, le=1000)
+    idle_s: Seconds = Field(60.0, ge=0, le=7 * 86400, description="idle time until scale to zero")
+
+    start_timeout_s: Seconds = Field(
+        60.0, gt=0, le=86400, description="longest wait in the queue and for a cold start"
+    )
+    request_timeout_s: Seconds = Field(
+        600.0, gt=0, le=86400, description="longest time for one request, all of it"
+    )
+    queue: QueueLimits = QueueLimits()
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas: {self.min_replicas} is over max_replicas {self.max_replicas}; "
+                "lower min_replicas or raise max_replicas"
+            )
+        return self
+
+    @property
+    def revision(self) -> str:
+        """Ten hex digits that name this version of the model and its serving settings."""
+        serving = {
+            field: getattr(self, field)
+            for field in ("model", "dtype", "max_context", "max_seqs", "kv_cache_bytes")
+        }
+        return hashlib.sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def parse_spec(data: Any) -> FunctionSpec:
+    """Validate untrusted data.
+
+    Raises:
+        InvalidSpec: with `param` naming the field and a message that says the fix.
+    """
+    try:
+        return FunctionSpec.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(FunctionSpec.model_fields)
+            message = f"unknown field; the known ones are {known}"
+        elif field == "name" and first["type"] == "string_pattern_mismatch":
+            message = (
+                "use lower-case letters, digits and '-', starting and ending with a letter or "
+                "digit, 63 characters at most"
+            )
+        if not field:  # a model validator's message names its field itself
+            field, _, message = message.partition(": ")
+        raise InvalidSpec(f"{field}: {message}", param=field, code="invalid_spec") from None

@@ -1,0 +1,81 @@
+"""What goes into the engine and what comes out; the server and the engine share these.
+
+Everything here is validated before it reaches the engine: the engine trusts it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended; the first two are OpenAI's."""
+
+    STOP = "stop"  # end-of-sequence token, stop token or stop string
+    LENGTH = "length"  # max_tokens or the context is full
+    ABORT = "abort"  # the client went away
+    ERROR = "error"  # the engine failed on this request; see Delta.error
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens. Defaults change nothing.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1.0 and `min_p` 0.0 are off. Penalties: presence
+    and frequency as OpenAI's (over generated tokens), repetition as in CTRL (arXiv 1909.05858; over
+    prompt and generated tokens). `logprobs` is the number of alternatives to report beside the
+    chosen token (0: only the chosen one; None: nothing), from the distribution before temperature
+    and truncation.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int | None = None  # None: random
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """One sequence to generate. `choice` tells the n choices of one request apart (seeding)."""
+
+    id: str
+    prompt: tuple[int, ...]  # token ids, at least one
+    params: SamplingParams
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of one chosen token and of the likeliest alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token, logprob), likeliest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one engine step adds to a request.
+
+    `text` holds whole characters only and never a part of a stop string; it may be empty while the
+    engine holds text back. `tokens` counts every generated token, shown or not. The last delta of a
+    request has `finish`.
+    """
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    error: str | None = None  # for the user, with FinishReason.ERROR
+    stages_ms: Mapping[str, float] | None = None  # with the first token: queue, prefill

@@ -1,0 +1,1 @@
+"""The process tree: supervisor, fork server, standbys, replicas."""

@@ -1,0 +1,1 @@
+"""How many replicas and where: registry, plan, reconciler, fleets."""

@@ -1,0 +1,1 @@
+"""Places where replicas run; each module implements `glowplug.contracts.Fleet`."""

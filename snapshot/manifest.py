@@ -1,0 +1,113 @@
+"""The manifest: the last file written into a snapshot, and the only one read without a check.
+
+A snapshot is a folder `sha256-HEX/`, where HEX is the SHA-256 of `manifest.json`'s bytes:
+
+    manifest.json        this
+    weights.safetensors  valid safetensors, each tensor at a 4 KiB boundary (see layout.py)
+    tokenizer.json       for the `tokenizers` library
+
+The manifest lists every other file with its size and SHA-256, so the digest covers every byte.
+"""
+
+import hashlib
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from glowplug.errors import CorruptSnapshot
+from glowplug.spec import Dtype
+from snapshot.model_config import ModelConfig
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.safetensors"
+TOKENIZER = "tokenizer.json"
+MAX_MANIFEST_BYTES = 16 * 2**20
+
+
+class FileEntry(BaseModel):
+    """One file of the snapshot."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class ChatFormat(BaseModel):
+    """What turns messages into a prompt: a Jinja template and the tokens it may name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    template: str | None  # None: the model has no chat format
+    bos_token: str | None = None
+    eos_token: str | None = None
+
+
+class GenerationDefaults(BaseModel):
+    """From generation_config.json: when to stop, and sampling where a request says nothing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    eos_token_ids: tuple[int, ...]
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+class Manifest(BaseModel):
+    """Everything the runtime needs to know of a snapshot."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: int = FORMAT
+    source: str
+    dtype: Dtype
+    config: ModelConfig
+    add_bos: bool  # whether a plain prompt (not a chat) gets a leading BOS token
+    bos_token_id: int | None
+    generation: GenerationDefaults
+    chat: ChatFormat
+    files: dict[str, FileEntry]
+
+    def to_bytes(self) -> bytes:
+        """The canonical bytes that the digest is taken over."""
+        return self.model_dump_json(indent=1).encode()
+
+
+def digest_of(manifest: bytes) -> str:
+    """The snapshot's digest, `sha256-HEX`; also its folder's name."""
+    return "sha256-" + hashlib.sha256(manifest).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check a snapshot's manifest against the folder's name and the files' sizes.
+
+    Raises:
+        CorruptSnapshot: missing, changed, of another format, or a file has another size.
+    """
+    path = folder / MANIFEST
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise CorruptSnapshot(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) > MAX_MANIFEST_BYTES or digest_of(data) != folder.name:
+        raise CorruptSnapshot(f"{path}: does not match the snapshot's digest; seal it again")
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CorruptSnapshot(f"{path}: {first['loc']}: {first['msg']}; seal it again") from None
+    if manifest.format != FORMAT:
+        raise CorruptSnapshot(
+            f"{path}: format {manifest.format}, this version reads {FORMAT}; seal it again"
+        )
+    for name, entry in manifest.files.items():
+        size = (folder / name).stat().st_size if (folder / name).is_file() else -1
+        if size != entry.size:
+            raise CorruptSnapshot(
+                f"{folder / name}: {size if size >= 0 else 'no'} bytes, the manifest says "
+                f"{entry.size}; delete the snapshot and seal it again"
+            )
+    return manifest
