@@ -7,6 +7,8 @@
     ├── Unauthorized             401 authentication_error
     ├── Forbidden                403 permission_error
     ├── NotFound                 404 not_found_error
+    ├── MethodNotAllowed         405 invalid_request_error
+    ├── BodyTimeout              408 timeout_error
     ├── Conflict                 409 conflict_error
     ├── PayloadTooLarge          413 invalid_request_error
     ├── Overloaded               429 rate_limit_error       (with Retry-After)
@@ -97,6 +99,20 @@ class NotFound(GlowplugError):
 
     status = 404
     type = "not_found_error"
+
+
+class MethodNotAllowed(GlowplugError):
+    """The route exists, the method does not."""
+
+    status = 405
+    type = "invalid_request_error"
+
+
+class BodyTimeout(GlowplugError):
+    """The client was too slow with the request body."""
+
+    status = 408
+    type = "timeout_error"
 
 
 class Conflict(GlowplugError):

@@ -133,8 +133,13 @@ def parse_spec(data: Any) -> FunctionSpec:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
+        if not isinstance(data, dict):
+            raise InvalidSpec(
+                "a function is a JSON object with at least name and model", code="invalid_spec"
+            ) from None
         if first["type"] == "extra_forbidden":
-            known = ", ".join(FunctionSpec.model_fields)
+            owner = QueueLimits if first["loc"][0] == "queue" else FunctionSpec
+            known = ", ".join(owner.model_fields)
             message = f"unknown field; the known ones are {known}"
         elif field == "name" and first["type"] == "string_pattern_mismatch":
             message = (

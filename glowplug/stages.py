@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-_ENTRY = re.compile(r"\s*([A-Za-z0-9_-]+)\s*;\s*dur=([0-9.]+)\s*")
+_ENTRY = re.compile(r"\s*([A-Za-z0-9_-]+)\s*;\s*dur=(\d+(?:\.\d+)?)\s*")
 
 
 class Stopwatch:

@@ -1,0 +1,44 @@
+"""The KV cache's memory: one allocation, paged by the block pool's block numbers."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snapshot.model_config import ModelConfig
+
+
+class KVCache:
+    """Keys and values of all layers: [layers, 2, blocks, block_size, kv_heads, head_dim].
+
+    Attention reads whole blocks and masks what no sequence has written yet; a masked NaN would
+    still spoil the sum, so every slot always holds a number. The zeros it starts with are the
+    kernel's: an untouched page costs no memory.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, blocks: int, block_size: int, dtype: torch.dtype, device: str
+    ) -> None:
+        self.block_size = block_size
+        shape = (config.num_layers, 2, blocks, block_size, config.num_kv_heads, config.head_dim)
+        if device == "cpu":
+            zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)  # calloc
+            self._memory = torch.from_numpy(zeros).view(dtype).view(shape)
+        else:
+            self._memory = torch.zeros(shape, dtype=dtype, device=device)
+        self._layers = [(layer[0], layer[1]) for layer in self._memory.unbind(0)]
+
+    def layer(self, n: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of layer n, each [blocks, block_size, kv_heads, head_dim]."""
+        return self._layers[n]
+
+    def clear(self, blocks: list[int]) -> None:
+        """Zero blocks that may hold something other than numbers, before they are freed."""
+        self._memory[:, :, blocks] = 0
+
+
+def bytes_per_block(config: ModelConfig, *, block_size: int, dtype: torch.dtype) -> int:
+    """Memory of one block over all layers."""
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return per_token * block_size * dtype.itemsize

@@ -1,0 +1,127 @@
+"""Choosing each sequence's next token from its logits.
+
+Randomness is counter-based: the uniform number for an output position is a hash of (seed, choice,
+position). So a result does not depend on batch mates, on preemption, or on what ran before.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.engine.request import SamplingParams, TokenLogprob
+from runtime.engine.sequence import Sequence
+
+_GREEDY_BELOW = 1e-5  # lower temperatures would overflow and are greedy anyway
+_FIRST_CANDIDATES = 1024  # top-p rarely reaches further; a full sort is the fallback
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One sequence's next token; `error` instead when its logits are not numbers."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+    error: str | None = None
+
+
+def sample(logits: Tensor, sequences: Items[Sequence]) -> list[Sampled]:
+    """One token for each row of float32 logits [R, vocab]; the logits are changed in place."""
+    logprobs = [
+        torch.log_softmax(row, dim=-1) if seq.request.params.logprobs is not None else None
+        for row, seq in zip(logits.unbind(0), sequences, strict=True)
+    ]
+    for row, sequence in zip(logits.unbind(0), sequences, strict=True):
+        _bias_and_penalise(row, sequence)
+    best_values, best = (part.tolist() for part in logits.max(dim=-1))
+
+    sampled = []
+    for index, sequence in enumerate(sequences):
+        params = sequence.request.params
+        if not math.isfinite(best_values[index]):
+            error = "the model produced numbers that are not finite for this prompt"
+            sampled.append(Sampled(0, error=error))
+            continue
+        if params.temperature < _GREEDY_BELOW:
+            token = best[index]
+        else:
+            uniform = uniform_at(sequence.seed, sequence.request.choice, sequence.generated)
+            token = draw(logits[index], params, uniform)
+        row_logprobs = logprobs[index]
+        sampled.append(
+            Sampled(
+                token,
+                None
+                if row_logprobs is None
+                else _token_logprob(row_logprobs, token, params.logprobs or 0),
+            )
+        )
+    return sampled
+
+
+def uniform_at(seed: int, choice: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing but the arguments."""
+    key = f"{seed}/{choice}/{position}".encode()
+    digest = hashlib.blake2b(key, digest_size=8).digest()
+    return (int.from_bytes(digest) >> 11) * 2.0**-53
+
+
+def draw(logits: Tensor, params: SamplingParams, uniform: float) -> int:
+    """A token of one row [vocab]: temperature, then top-k, top-p (of what top-k left) and min-p,
+    then the inverse of the cumulative distribution at `uniform`."""
+    probabilities = torch.softmax(logits / params.temperature, dim=-1)
+    if params.top_k == 0 and params.top_p >= 1.0 and params.min_p <= 0.0:
+        return _invert(probabilities, uniform)
+    values, tokens = _candidates(probabilities, params)
+    if params.top_k:
+        values = values / values.sum()
+    before = values.cumsum(0) - values
+    keep = (before < params.top_p) & (values >= params.min_p * values[0])
+    keep[0] = True  # a top_p of 0 still leaves the likeliest token
+    return int(tokens[_invert(values * keep, uniform)])
+
+
+def _candidates(probabilities: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Enough of the likeliest tokens for the limits to cut in, likeliest first."""
+    vocab = probabilities.shape[0]
+    if params.top_k:
+        return torch.topk(probabilities, min(params.top_k, vocab))
+    values, tokens = torch.topk(probabilities, min(_FIRST_CANDIDATES, vocab))
+    if float(values.sum()) >= params.top_p or float(values[-1]) < params.min_p * float(values[0]):
+        return values, tokens
+    return torch.sort(probabilities, descending=True)
+
+
+def _invert(weights: Tensor, uniform: float) -> int:
+    """The index at which the cumulative sum of `weights` passes `uniform` of its total."""
+    cumulative = weights.double().cumsum(0)
+    target = cumulative.new_tensor(uniform) * cumulative[-1]
+    index = int(torch.searchsorted(cumulative, target, right=True))
+    return min(index, weights.shape[0] - 1)
+
+
+def _bias_and_penalise(row: Tensor, sequence: Sequence) -> None:
+    params = sequence.request.params
+    if params.logit_bias:
+        ids = row.new_tensor(list(params.logit_bias), dtype=torch.long)
+        row.index_add_(0, ids, row.new_tensor(list(params.logit_bias.values())))
+    if params.repetition_penalty != 1.0:
+        ids = row.new_tensor(sorted(set(sequence.tokens)), dtype=torch.long)
+        seen = row[ids]
+        row[ids] = torch.where(
+            seen > 0, seen / params.repetition_penalty, seen * params.repetition_penalty
+        )
+    counts = sequence.output_counts
+    if counts and (params.presence_penalty or params.frequency_penalty):
+        ids = row.new_tensor(list(counts), dtype=torch.long)
+        times = row.new_tensor(list(counts.values()))
+        row.index_add_(0, ids, -(times * params.frequency_penalty + params.presence_penalty))
+
+
+def _token_logprob(logprobs: Tensor, token: int, alternatives: int) -> TokenLogprob:
+    values, tokens = torch.topk(logprobs, min(alternatives, logprobs.shape[0]))
+    top = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token, float(logprobs[token]), top)

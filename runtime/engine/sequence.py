@@ -1,0 +1,53 @@
+"""One sequence on its way through the engine."""
+
+import secrets
+from collections import Counter
+from enum import StrEnum
+
+from runtime.engine.output import OutputText
+from runtime.engine.request import GenerationRequest
+
+
+class Phase(StrEnum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"  # not admitted yet, or preempted
+    RUNNING = "running"  # holds blocks
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Append-only tokens and how many of them have their keys and values in the cache.
+
+    The engine thread owns it. `computed` chases `len(tokens)`: the difference is what the scheduler
+    still has to run, whether that is a prompt, the last sampled token, or all of it again after a
+    preemption.
+    """
+
+    def __init__(self, request: GenerationRequest, text: OutputText, *, arrived_s: float) -> None:
+        self.request = request
+        self.text = text
+        self.arrived_s = arrived_s  # time.perf_counter()
+        self.admitted_s: float | None = None
+        self.phase = Phase.WAITING
+        self.tokens: list[int] = list(request.prompt)
+        self.computed = 0
+        self.blocks: list[int] = []
+        self.output_counts: Counter[int] = Counter()
+        seed = request.params.seed
+        self.seed = secrets.randbits(64) if seed is None else seed
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.request.id
+
+    @property
+    def generated(self) -> int:
+        """Output tokens so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    def append(self, token: int) -> None:
+        """Add a sampled token."""
+        self.tokens.append(token)
+        self.output_counts[token] += 1

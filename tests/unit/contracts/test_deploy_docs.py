@@ -1,0 +1,102 @@
+"""docs/deploy.md says of each FunctionSpec field what the code does."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from annotated_types import Ge, Le
+from pydantic.fields import FieldInfo
+from typer.main import get_command
+
+from glowplug.cli.main import app
+from glowplug.spec import FunctionSpec, QueueLimits, parse_bytes, parse_duration
+
+DEPLOY_MD = Path(__file__).parents[3] / "docs" / "deploy.md"
+
+
+def table_rows() -> dict[str, list[str]]:
+    """Field → [option, default, limits, meaning], as the table has them."""
+    fields = DEPLOY_MD.read_text().split("## Fields")[1].split("## Revisions")[0]
+    rows = [re.split(r"\s*\|\s*", line.strip("| ")) for line in fields.splitlines()]
+    return {row[0].strip("`"): row[1:] for row in rows if row[0].startswith("`")}
+
+
+def spec_fields() -> dict[str, FieldInfo]:
+    fields = {name: info for name, info in FunctionSpec.model_fields.items() if name != "queue"}
+    return fields | {f"queue.{name}": info for name, info in QueueLimits.model_fields.items()}
+
+
+def value_of(field: str, text: str) -> Any:
+    """What a default or a limit in the table means."""
+    text = text.strip("`")
+    if field.endswith("_s"):
+        return parse_duration(text)
+    return parse_bytes(text) if field.endswith("bytes") else int(text)
+
+
+def test_the_table_has_every_field_in_order() -> None:
+    assert list(table_rows()) == list(spec_fields())
+
+
+@pytest.mark.parametrize("field", spec_fields())
+def test_defaults(field: str) -> None:
+    info, shown = spec_fields()[field], table_rows()[field][1]
+    if info.is_required():
+        assert shown == "–"
+    elif info.default is None:
+        assert shown == "the model's"
+    elif isinstance(info.default, str):
+        assert shown == f"`{info.default}`"
+    else:
+        assert value_of(field, shown) == info.default
+
+
+def bounds(info: FieldInfo) -> tuple[Any, Any]:
+    low = next((each.ge for each in info.metadata if isinstance(each, Ge)), None)
+    return low, next((each.le for each in info.metadata if isinstance(each, Le)), None)
+
+
+@pytest.mark.parametrize("field", spec_fields())
+def test_limits(field: str) -> None:
+    low, high = bounds(spec_fields()[field])
+    shown = table_rows()[field][2]
+    if field in ("name", "model", "dtype"):
+        assert (low, high) == (None, None)
+    elif high is None:
+        assert value_of(field, shown.removeprefix("from ")) == low
+    elif low is None:
+        assert value_of(field, shown.removeprefix("to ")) == high
+    else:
+        assert [value_of(field, part) for part in shown.split("–")] == [low, high]
+
+
+@pytest.mark.parametrize("field", [name for name in spec_fields() if name != "name"])
+def test_options(field: str) -> None:
+    command = get_command(app).commands["deploy"]
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert table_rows()[field][0].strip("`") in options
+
+
+def test_revision_fields() -> None:
+    said = DEPLOY_MD.read_text().split("## Revisions")[1].split("make the *revision*")[0]
+    named = set(re.findall(r"`(\w+)`", said))
+    base = FunctionSpec(name="a", model="/m")
+    changed: dict[str, Any] = {
+        "model": "/n",
+        "dtype": "float32",
+        "max_context": 64,
+        "max_seqs": 2,
+        "kv_cache_bytes": 2**21,
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "idle_s": 1,
+        "start_timeout_s": 1,
+        "request_timeout_s": 1,
+        "queue": QueueLimits(max_requests=1),
+    }
+    assert named == {
+        field
+        for field, value in changed.items()
+        if base.model_copy(update={field: value}).revision != base.revision
+    }

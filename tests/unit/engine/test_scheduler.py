@@ -1,0 +1,173 @@
+"""The scheduler under any interleaving of arrivals, aborts, finishes and steps."""
+
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.strategies import data, integers, lists
+
+from runtime.engine.blocks import BlockPool
+from runtime.engine.request import GenerationRequest, SamplingParams
+from runtime.engine.scheduler import Scheduler
+from runtime.engine.sequence import Phase, Sequence
+
+BLOCKS, BLOCK_SIZE, MAX_SEQS, BUDGET = 12, 4, 5, 16
+
+
+class NoText:
+    """The scheduler never looks at text."""
+
+
+def sequence(name: str, prompt: int, max_tokens: int = 8) -> Sequence:
+    request = GenerationRequest(
+        id=name, prompt=tuple(range(1, prompt + 1)), params=SamplingParams(max_tokens=max_tokens)
+    )
+    return Sequence(request, NoText(), arrived_s=0.0)
+
+
+def scheduler(blocks: int = BLOCKS, budget: int = BUDGET) -> Scheduler:
+    return Scheduler(
+        BlockPool(blocks), block_size=BLOCK_SIZE, max_seqs=MAX_SEQS, max_batch_tokens=budget
+    )
+
+
+def run(sched: Scheduler) -> list[Sequence]:
+    """One step: every sampled sequence gets a token; returns those that are complete."""
+    plan = sched.schedule()
+    sched.commit(plan)
+    complete = []
+    for seq in plan.sampled:
+        seq.append(7)
+        if seq.generated >= seq.request.params.max_tokens:
+            sched.finish(seq)
+            complete.append(seq)
+    return complete
+
+
+class Steps(RuleBasedStateMachine):
+    """Sequences that always fit alone come, run, are aborted and finish."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sched = scheduler()
+        self.live: dict[str, Sequence] = {}
+        self.count = 0
+
+    @rule(prompt=integers(1, 30), max_tokens=integers(1, 18))
+    def arrive(self, prompt, max_tokens):
+        seq = sequence(f"s{self.count}", prompt, max_tokens)
+        self.count += 1
+        self.live[seq.id] = seq
+        self.sched.add(seq)
+
+    @precondition(lambda self: self.live)
+    @rule(data=data())
+    def abort(self, data):
+        name = sorted(self.live)[data.draw(integers(0, len(self.live) - 1))]
+        seq = self.live.pop(name)
+        self.sched.finish(seq)
+        assert seq.blocks == []
+
+    @rule()
+    def step(self):
+        before = {name: (len(seq.tokens), seq.computed) for name, seq in self.live.items()}
+        plan = self.sched.schedule()
+        chunks = plan.chunks
+        assert bool(chunks) == bool(self.live)  # work is never left standing
+        assert sum(chunk.count for chunk in chunks) <= BUDGET
+        assert len({chunk.sequence.id for chunk in chunks}) == len(chunks)
+        kinds = [chunk.is_decode for chunk in chunks]
+        assert kinds == sorted(kinds, reverse=True)  # decoding sequences come first
+        for chunk in chunks:
+            assert chunk.sequence.phase is Phase.RUNNING
+            assert chunk.start == chunk.sequence.computed < chunk.end <= len(chunk.sequence.tokens)
+            assert len(chunk.sequence.blocks) * BLOCK_SIZE >= chunk.end
+            assert chunk.samples == (chunk.end == len(chunk.sequence.tokens))
+        self.sched.commit(plan)
+        for seq in plan.sampled:
+            seq.append(7)
+            if seq.generated >= seq.request.params.max_tokens:
+                self.sched.finish(seq)
+                del self.live[seq.id]
+        for name, seq in self.live.items():
+            assert len(seq.tokens) >= before[name][0]  # nothing generated is lost
+
+    @invariant()
+    def memory_adds_up(self):
+        held = [block for seq in self.live.values() for block in seq.blocks]
+        assert len(set(held)) == len(held)
+        assert self.sched.pool.free_count + len(held) == BLOCKS
+        assert len(self.sched.running) <= MAX_SEQS
+        for seq in self.live.values():
+            assert seq.phase is not Phase.WAITING or (seq.blocks == [] and seq.computed == 0)
+
+    def teardown(self):
+        for _ in range(2000):
+            if not self.sched.has_work:
+                break
+            run(self.sched)
+        assert not self.sched.has_work
+        assert self.sched.pool.free_count == BLOCKS
+
+
+TestSteps = Steps.TestCase
+TestSteps.settings = settings(max_examples=80, stateful_step_count=40, derandomize=True)
+
+
+@given(lists(integers(1, 20), min_size=1, max_size=12))
+@settings(derandomize=True, max_examples=50)
+def test_sequences_of_one_length_finish_in_order_of_arrival(prompts):
+    sched = scheduler(blocks=60)
+    for n, _ in enumerate(prompts):
+        sched.add(sequence(f"{n}", prompts[0], max_tokens=3))
+    finished: list[str] = []
+    while sched.has_work:
+        finished += [seq.id for seq in run(sched)]
+    assert finished == [f"{n}" for n in range(len(prompts))]
+
+
+def test_a_long_prompt_is_split_and_never_stops_a_decoding_sequence():
+    sched = scheduler(blocks=40, budget=8)
+    decoding = sequence("decoding", 2, max_tokens=50)
+    sched.add(decoding)
+    run(sched)
+    long = sequence("long", 40, max_tokens=2)
+    sched.add(long)
+    steps = 0
+    while long.generated == 0:
+        before = decoding.generated
+        run(sched)
+        steps += 1
+        assert decoding.generated == before + 1
+    assert steps == 6  # 40 tokens at 7 a step beside one decoding token
+
+
+def test_the_youngest_is_preempted_and_comes_back_first():
+    sched = scheduler(blocks=4, budget=32)
+    old, young = sequence("old", 7, max_tokens=9), sequence("young", 7, max_tokens=9)
+    sched.add(old)
+    sched.add(young)
+    while sched.preemptions == 0:
+        run(sched)
+    assert (old.phase, young.phase) == (Phase.RUNNING, Phase.WAITING)
+    late = sequence("late", 1)
+    sched.add(late)
+    assert sched.waiting[0] is young
+    generated = young.generated
+    while old.phase is not Phase.FINISHED:
+        run(sched)
+    while young.phase is not Phase.FINISHED:
+        run(sched)
+    assert young.generated == 9 > generated
+
+
+def test_a_prompt_waits_until_all_of_it_fits():
+    sched = scheduler(blocks=4)
+    first, second = sequence("first", 9, max_tokens=4), sequence("second", 9)
+    sched.add(first)
+    sched.add(second)
+    run(sched)
+    assert (first.phase, second.phase) == (Phase.RUNNING, Phase.WAITING)
+    while first.phase is not Phase.FINISHED:
+        run(sched)
+    run(sched)
+    assert second.phase is Phase.RUNNING
+    assert sched.preemptions == 0
