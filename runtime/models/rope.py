@@ -12,18 +12,12 @@ from torch import Tensor
 from snapshot.model_config import ModelConfig, RopeScaling
 
 
-def cos_sin_table(config: ModelConfig, positions: int, dtype: torch.dtype) -> Tensor:
-    """[positions, 2, head_dim / 2]: cosines, then sines, one angle for each pair of a head."""
+def cos_sin_table(config: ModelConfig, positions: int) -> Tensor:
+    """float32 [positions, 2, head_dim / 2]: cosines, then sines, an angle for each pair."""
     inverse_frequency, attention_factor = _frequencies(config)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequency)
     table = torch.stack((angles.cos(), angles.sin()), dim=1)
-    return (table * attention_factor).to(dtype)
-
-
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads: x [tokens, heads, head_dim]; cos and sin [tokens, 1, head_dim / 2]."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return table * attention_factor
 
 
 def _frequencies(config: ModelConfig) -> tuple[Tensor, float]:

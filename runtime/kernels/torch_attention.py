@@ -21,7 +21,7 @@ class AttentionMasks:
 
     def __init__(self, batch: Batch, *, block_size: int, window: int | None) -> None:
         self.decode = _decode_mask(batch.decode, block_size, window) if batch.decode else None
-        self.prefill = [_prefill_mask(chunk, window) for chunk in batch.prefill]
+        self.prefill = [prefill_mask(chunk, window) for chunk in batch.prefill]
 
 
 def paged_attention(
@@ -39,7 +39,7 @@ def paged_attention(
         out[:count] = _attend_decode(q[:count], layer_kv, batch.decode, masks.decode)
     for chunk, mask in zip(batch.prefill, masks.prefill, strict=True):
         rows = slice(chunk.start, chunk.end)
-        out[rows] = _attend_prefill(q[rows], layer_kv, chunk, mask)
+        out[rows] = attend_prefill(q[rows], layer_kv, chunk, mask)
     return out
 
 
@@ -64,9 +64,10 @@ def _attend_decode(
     )
 
 
-def _attend_prefill(
+def attend_prefill(
     q: Tensor, layer_kv: tuple[Tensor, Tensor], chunk: PrefillChunk, mask: Tensor | None
 ) -> Tensor:
+    """Attention of one chunk's tokens [tokens, heads, head_dim], with `prefill_mask`'s mask."""
     keys, values = (
         part.index_select(0, chunk.blocks).flatten(0, 1)[None, : chunk.context].transpose(1, 2)
         for part in layer_kv
@@ -93,7 +94,8 @@ def _decode_mask(group: DecodeGroup, block_size: int, window: int | None) -> Ten
     return seen[:, None, None, :]
 
 
-def _prefill_mask(chunk: PrefillChunk, window: int | None) -> Tensor | None:
+def prefill_mask(chunk: PrefillChunk, window: int | None) -> Tensor | None:
+    """Which keys each query of a chunk sees; None: plain causal from the first token on."""
     first = chunk.context - (chunk.end - chunk.start)
     if first == 0 and (window is None or chunk.context <= window):
         return None

@@ -1,0 +1,42 @@
+"""The compiled kernels (cpu.cpp). Arguments named *_ptr are addresses of contiguous tensors."""
+
+def supported() -> bool: ...
+def linear(
+    x_ptr: int, w_ptr: int, bias_ptr: int, y_ptr: int, m: int, n: int, k: int, output: int, /
+) -> None: ...
+def attention(
+    q_ptr: int,
+    keys_ptr: int,
+    values_ptr: int,
+    table_ptr: int,
+    contexts_ptr: int,
+    out_ptr: int,
+    sequences: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    block_size: int,
+    width: int,
+    window: int,
+    scale: float,
+    /,
+) -> None: ...
+def rms_norm(x_ptr: int, weight_ptr: int, y_ptr: int, rows: int, n: int, eps: float, /) -> None: ...
+def rotate(
+    qkv_ptr: int,
+    table_ptr: int,
+    positions_ptr: int,
+    slots_ptr: int,
+    q_norm_ptr: int,
+    k_norm_ptr: int,
+    q_ptr: int,
+    keys_ptr: int,
+    values_ptr: int,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    eps: float,
+    /,
+) -> None: ...
+def silu_mul(gate_up_ptr: int, y_ptr: int, rows: int, n: int, /) -> None: ...

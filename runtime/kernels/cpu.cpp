@@ -1,0 +1,489 @@
+// CPU kernels for bfloat16 decoders: small-batch linear layers, paged attention, and what lies
+// between them. AVX-512 with BF16 instructions; `supported()` says whether this processor has them.
+//
+// No torch headers: pointers come in as integers, so one build serves every torch version. OpenMP's
+// symbols are left to be found at load time in the runtime that torch has loaded: one thread pool.
+//
+// Weights are read as they lie in the snapshot, row-major [out, in]: nothing is packed at start.
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
+#define INLINE __attribute__((always_inline)) inline
+
+namespace {
+
+using bf16 = uint16_t;
+
+// ------------------------------------------------------------------------------------- conversion
+
+AVX512 INLINE __m512 widen(__m256i x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+
+AVX512 INLINE __m512 load_bf16(const bf16* p) {
+  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+AVX512 INLINE void store_bf16(bf16* p, __m512 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+}
+
+INLINE float widen1(bf16 x) {
+  uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+INLINE bf16 narrow1(float x) {  // round to nearest even, as the vector instruction does
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16>((bits >> 16) | 0x40);
+  return static_cast<bf16>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+// The sums of 16 vectors, as one vector.
+AVX512 INLINE __m512 sum_each(const __m512* a) {
+  __m512 b[8], c[4];
+  for (int i = 0; i < 8; ++i)
+    b[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]),
+                         _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+  for (int i = 0; i < 4; ++i) {
+    __m512d lo = _mm512_castps_pd(b[2 * i]), hi = _mm512_castps_pd(b[2 * i + 1]);
+    c[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(lo, hi)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(lo, hi)));
+  }
+  __m512 d0 = _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88),
+                            _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
+  __m512 d1 = _mm512_add_ps(_mm512_shuffle_f32x4(c[2], c[3], 0x88),
+                            _mm512_shuffle_f32x4(c[2], c[3], 0xdd));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(d0, d1, 0x88), _mm512_shuffle_f32x4(d0, d1, 0xdd));
+}
+
+// e^x for x <= 0; relative error below 2e-7 (Cephes' polynomial after reduction by ln 2).
+AVX512 INLINE __m512 exp_negative(__m512 x) {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-87.3f));
+  __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+  __m512 y = _mm512_set1_ps(1.9875691500e-4f);
+  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                  5.0000001201e-1f})
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(c));
+  y = _mm512_fmadd_ps(y, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
+  return _mm512_scalef_ps(y, n);
+}
+
+// ----------------------------------------------------------------------------------------- linear
+
+enum Output { STORE_BF16 = 0, STORE_F32 = 1, ADD_F32 = 2 };
+
+struct Linear {
+  const bf16* x;     // [m, k]
+  const bf16* w;     // [n, k]
+  const bf16* bias;  // [n], or null
+  void* y;           // [m, n]
+  int64_t m, n, k;
+  int output;
+};
+
+// ROWS weight rows times COLS inputs, ROWS * COLS = 16: one output a lane, input-major.
+template <int ROWS, int COLS>
+AVX512 INLINE __m512 tile(const Linear& a, int64_t row, int64_t col) {
+  __m512 acc[16];
+  for (auto& v : acc) v = _mm512_setzero_ps();
+  const bf16* w = a.w + row * a.k;
+  const bf16* x = a.x + col * a.k;
+  int64_t k = 0;
+  for (; k + 32 <= a.k; k += 32) {
+    __m512bh xs[COLS];
+    for (int c = 0; c < COLS; ++c)
+      xs[c] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(x + c * a.k + k));
+    for (int r = 0; r < ROWS; ++r) {
+      __m512bh ws = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w + r * a.k + k));
+      for (int c = 0; c < COLS; ++c)
+        acc[c * ROWS + r] = _mm512_dpbf16_ps(acc[c * ROWS + r], ws, xs[c]);
+    }
+  }
+  if (k < a.k) {
+    __mmask32 rest = (1u << (a.k - k)) - 1;
+    for (int r = 0; r < ROWS; ++r) {
+      __m512bh ws =
+          reinterpret_cast<__m512bh>(_mm512_maskz_loadu_epi16(rest, w + r * a.k + k));
+      for (int c = 0; c < COLS; ++c)
+        acc[c * ROWS + r] = _mm512_dpbf16_ps(
+            acc[c * ROWS + r], ws,
+            reinterpret_cast<__m512bh>(_mm512_maskz_loadu_epi16(rest, x + c * a.k + k)));
+    }
+  }
+  return sum_each(acc);
+}
+
+AVX512 INLINE void put(const Linear& a, int64_t row, int64_t col, float value) {
+  if (a.bias) value += widen1(a.bias[row]);
+  int64_t at = col * a.n + row;
+  if (a.output == STORE_BF16)
+    static_cast<bf16*>(a.y)[at] = narrow1(value);
+  else if (a.output == STORE_F32)
+    static_cast<float*>(a.y)[at] = value;
+  else
+    static_cast<float*>(a.y)[at] += value;
+}
+
+template <int ROWS, int COLS>
+AVX512 INLINE void put_tile(const Linear& a, int64_t row, int64_t col, __m512 sums) {
+  alignas(64) float values[16];
+  _mm512_store_ps(values, sums);
+  for (int c = 0; c < COLS; ++c)
+    for (int r = 0; r < ROWS; ++r) put(a, row + r, col + c, values[c * ROWS + r]);
+}
+
+AVX512 INLINE void put_rows(const Linear& a, int64_t row, int64_t col, __m512 sums) {
+  if (a.bias) sums = _mm512_add_ps(sums, load_bf16(a.bias + row));
+  int64_t at = col * a.n + row;
+  if (a.output == STORE_BF16) {
+    store_bf16(static_cast<bf16*>(a.y) + at, sums);
+  } else {
+    float* y = static_cast<float*>(a.y) + at;
+    if (a.output == ADD_F32) sums = _mm512_add_ps(sums, _mm512_loadu_ps(y));
+    _mm512_storeu_ps(y, sums);
+  }
+}
+
+AVX512 void linear_block(const Linear& a, int64_t row) {  // 16 weight rows, all inputs
+  int64_t col = 0;
+  for (; col + 4 <= a.m; col += 4)
+    for (int r = 0; r < 16; r += 4) put_tile<4, 4>(a, row + r, col, tile<4, 4>(a, row + r, col));
+  for (; col + 2 <= a.m; col += 2)
+    for (int r = 0; r < 16; r += 8) put_tile<8, 2>(a, row + r, col, tile<8, 2>(a, row + r, col));
+  for (; col < a.m; ++col) put_rows(a, row, col, tile<16, 1>(a, row, col));
+}
+
+AVX512 void linear_tail(const Linear& a, int64_t row) {  // one weight row, all inputs
+  for (int64_t col = 0; col < a.m; ++col) {
+    float sum = 0;
+    for (int64_t k = 0; k < a.k; ++k)
+      sum += widen1(a.w[row * a.k + k]) * widen1(a.x[col * a.k + k]);
+    put(a, row, col, sum);
+  }
+}
+
+AVX512 void linear(const Linear& a) {
+  int64_t blocks = a.n / 16;
+#pragma omp parallel for schedule(static)
+  for (int64_t block = 0; block < blocks; ++block) linear_block(a, block * 16);
+  for (int64_t row = blocks * 16; row < a.n; ++row) linear_tail(a, row);
+}
+
+// -------------------------------------------------------------------------------------- attention
+
+struct Attention {
+  const bf16* q;            // [sequences, heads, dim]
+  const bf16 *keys, *values;  // [blocks, block_size, kv_heads, dim]
+  const int64_t* table;     // [sequences, width] block numbers
+  const int64_t* contexts;  // [sequences] keys to see
+  bf16* out;                // [sequences, heads, dim]
+  int64_t sequences, heads, kv_heads, dim, block_size, width, window;
+  float scale;
+};
+
+constexpr int64_t MAX_GROUP = 16, MAX_DIM = 256, SPLIT_KEYS = 512;
+
+// Softmax over a part of the keys, to be merged with other parts.
+struct Partial {
+  float max[MAX_GROUP], sum[MAX_GROUP], acc[MAX_GROUP * MAX_DIM];
+};
+
+AVX512 void attend(const Attention& a, int64_t seq, int64_t kv_head, int64_t first, int64_t last,
+                   Partial& out) {
+  const int64_t group = a.heads / a.kv_heads, stride = a.kv_heads * a.dim;
+  const bf16* q = a.q + (seq * a.heads + kv_head * group) * a.dim;
+  for (int64_t g = 0; g < group; ++g) {
+    out.max[g] = -INFINITY;
+    out.sum[g] = 0;
+  }
+  std::fill(out.acc, out.acc + group * a.dim, 0.0f);
+  for (int64_t key = first; key < last;) {
+    int64_t offset = key % a.block_size;
+    int64_t count = std::min({a.block_size - offset, last - key, int64_t{16}});
+    int64_t slot = a.table[seq * a.width + key / a.block_size] * a.block_size + offset;
+    const bf16* k = a.keys + slot * stride + kv_head * a.dim;
+    const bf16* v = a.values + slot * stride + kv_head * a.dim;
+    const __mmask16 seen = static_cast<__mmask16>((1u << count) - 1);
+    for (int64_t g = 0; g < group; ++g) {
+      __m512 dots[16];
+      for (int64_t i = 0; i < 16; ++i) {
+        const bf16* row = k + std::min(i, count - 1) * stride;
+        __m512 dot = _mm512_setzero_ps();
+        for (int64_t d = 0; d < a.dim; d += 32)
+          dot = _mm512_dpbf16_ps(
+              dot, reinterpret_cast<__m512bh>(_mm512_loadu_si512(row + d)),
+              reinterpret_cast<__m512bh>(_mm512_loadu_si512(q + g * a.dim + d)));
+        dots[i] = dot;
+      }
+      __m512 scores = _mm512_mul_ps(sum_each(dots), _mm512_set1_ps(a.scale));
+      float top = std::max(out.max[g], _mm512_mask_reduce_max_ps(seen, scores));
+      float keep = std::exp(out.max[g] - top);
+      __m512 weights = _mm512_maskz_mov_ps(
+          seen, exp_negative(_mm512_sub_ps(scores, _mm512_set1_ps(top))));
+      out.max[g] = top;
+      out.sum[g] = out.sum[g] * keep + _mm512_reduce_add_ps(weights);
+      alignas(64) float weight[16];
+      _mm512_store_ps(weight, weights);
+      for (int64_t d = 0; d < a.dim; d += 32) {
+        float* acc = out.acc + g * a.dim + d;
+        __m512 lo = _mm512_mul_ps(_mm512_loadu_ps(acc), _mm512_set1_ps(keep));
+        __m512 hi = _mm512_mul_ps(_mm512_loadu_ps(acc + 16), _mm512_set1_ps(keep));
+        for (int64_t i = 0; i < count; ++i) {
+          __m512 w = _mm512_set1_ps(weight[i]);
+          lo = _mm512_fmadd_ps(w, load_bf16(v + i * stride + d), lo);
+          hi = _mm512_fmadd_ps(w, load_bf16(v + i * stride + d + 16), hi);
+        }
+        _mm512_storeu_ps(acc, lo);
+        _mm512_storeu_ps(acc + 16, hi);
+      }
+    }
+    key += count;
+  }
+}
+
+AVX512 void merge(const Attention& a, int64_t seq, int64_t kv_head, const Partial* parts,
+                  int64_t count) {
+  const int64_t group = a.heads / a.kv_heads;
+  for (int64_t g = 0; g < group; ++g) {
+    float top = -INFINITY, sum = 0;
+    for (int64_t p = 0; p < count; ++p) top = std::max(top, parts[p].max[g]);
+    float factor[64];
+    for (int64_t p = 0; p < count; ++p) {
+      factor[p] = std::exp(parts[p].max[g] - top);
+      sum += parts[p].sum[g] * factor[p];
+    }
+    bf16* out = a.out + (seq * a.heads + kv_head * group + g) * a.dim;
+    for (int64_t d = 0; d < a.dim; d += 16) {
+      __m512 acc = _mm512_setzero_ps();
+      for (int64_t p = 0; p < count; ++p)
+        acc = _mm512_fmadd_ps(_mm512_loadu_ps(parts[p].acc + g * a.dim + d),
+                              _mm512_set1_ps(factor[p] / sum), acc);
+      store_bf16(out + d, acc);
+    }
+  }
+}
+
+// One new token a sequence over its paged context. Long contexts are split between threads and
+// merged (flash decoding: Dao et al. 2023).
+AVX512 void attention(const Attention& a) {
+  int64_t longest = *std::max_element(a.contexts, a.contexts + a.sequences);
+  int64_t splits = std::min<int64_t>(64, (longest + SPLIT_KEYS - 1) / SPLIT_KEYS);
+  std::vector<Partial> parts(a.sequences * a.kv_heads * splits);
+#pragma omp parallel
+  {
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t item = 0; item < static_cast<int64_t>(parts.size()); ++item) {
+      int64_t seq = item / (a.kv_heads * splits), split = item % splits;
+      int64_t last = a.contexts[seq];
+      int64_t first = a.window > 0 ? std::max<int64_t>(0, last - a.window) : 0;
+      int64_t each = (last - first + splits - 1) / splits;
+      int64_t from = std::min(last, first + split * each);
+      attend(a, seq, item / splits % a.kv_heads, from, std::min(last, from + each), parts[item]);
+    }
+#pragma omp for schedule(static)
+    for (int64_t pair = 0; pair < a.sequences * a.kv_heads; ++pair)
+      merge(a, pair / a.kv_heads, pair % a.kv_heads, &parts[pair * splits], splits);
+  }
+}
+
+// ------------------------------------------------------------------- norm, rotation, gate, softmax
+
+AVX512 void rms_norm_row(const float* x, const float* weight, bf16* y, int64_t n, float eps) {
+  __m512 squares = _mm512_setzero_ps();
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    __m512 v = _mm512_loadu_ps(x + i);
+    squares = _mm512_fmadd_ps(v, v, squares);
+  }
+  float sum = _mm512_reduce_add_ps(squares);
+  for (; i < n; ++i) sum += x[i] * x[i];
+  float inverse = 1.0f / std::sqrt(sum / static_cast<float>(n) + eps);
+  for (i = 0; i + 16 <= n; i += 16)
+    store_bf16(y + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(inverse)),
+                                    _mm512_loadu_ps(weight + i)));
+  for (; i < n; ++i) y[i] = narrow1(x[i] * inverse * weight[i]);
+}
+
+struct Rotate {
+  const bf16* qkv;           // [tokens, (heads + 2 kv_heads) * dim]
+  const float* table;        // [positions, 2, dim / 2] cosines, sines
+  const int64_t *positions, *slots;  // [tokens]
+  const float *q_norm, *k_norm;      // [dim], or null
+  bf16 *q, *keys, *values;   // q [tokens, heads, dim]; caches [slots, kv_heads, dim]
+  int64_t tokens, heads, kv_heads, dim;
+  float eps;
+};
+
+AVX512 void rotate_head(const Rotate& a, const bf16* in, const float* norm, const float* cos_sin,
+                        bf16* out) {
+  float x[MAX_DIM];
+  const int64_t half = a.dim / 2;
+  for (int64_t d = 0; d < a.dim; ++d) x[d] = widen1(in[d]);
+  if (norm) {
+    float sum = 0;
+    for (int64_t d = 0; d < a.dim; ++d) sum += x[d] * x[d];
+    float inverse = 1.0f / std::sqrt(sum / static_cast<float>(a.dim) + a.eps);
+    for (int64_t d = 0; d < a.dim; ++d) x[d] *= inverse * norm[d];
+  }
+  for (int64_t d = 0; d < half; ++d) {
+    float cos = cos_sin[d], sin = cos_sin[half + d];
+    out[d] = narrow1(x[d] * cos - x[d + half] * sin);
+    out[d + half] = narrow1(x[d + half] * cos + x[d] * sin);
+  }
+}
+
+AVX512 void rotate_token(const Rotate& a, int64_t t) {
+  const bf16* in = a.qkv + t * (a.heads + 2 * a.kv_heads) * a.dim;
+  const float* cos_sin = a.table + a.positions[t] * a.dim;
+  for (int64_t h = 0; h < a.heads; ++h)
+    rotate_head(a, in + h * a.dim, a.q_norm, cos_sin, a.q + (t * a.heads + h) * a.dim);
+  bf16* key = a.keys + a.slots[t] * a.kv_heads * a.dim;
+  for (int64_t h = 0; h < a.kv_heads; ++h)
+    rotate_head(a, in + (a.heads + h) * a.dim, a.k_norm, cos_sin, key + h * a.dim);
+  std::memcpy(a.values + a.slots[t] * a.kv_heads * a.dim,
+              in + (a.heads + a.kv_heads) * a.dim, a.kv_heads * a.dim * sizeof(bf16));
+}
+
+// y = silu(gate) * up, where a row is all of gate, then up.
+AVX512 void silu_mul_row(const bf16* gate_up, bf16* y, int64_t n) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    __m512 gate = load_bf16(gate_up + i);
+    __m512 down = exp_negative(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(gate)));
+    // sigmoid(g) = 1 / (1 + e^-|g|) for g >= 0, e^-|g| / (1 + e^-|g|) below
+    __m512 one = _mm512_set1_ps(1.0f);
+    __mmask16 negative = _mm512_cmp_ps_mask(gate, _mm512_setzero_ps(), _CMP_LT_OQ);
+    __m512 sigmoid = _mm512_div_ps(_mm512_mask_mov_ps(one, negative, down),
+                                   _mm512_add_ps(one, down));
+    store_bf16(y + i, _mm512_mul_ps(_mm512_mul_ps(gate, sigmoid), load_bf16(gate_up + n + i)));
+  }
+  for (; i < n; ++i) {
+    float gate = widen1(gate_up[i]);
+    y[i] = narrow1(gate / (1.0f + std::exp(-gate)) * widen1(gate_up[n + i]));
+  }
+}
+
+// ----------------------------------------------------------------------------------------- Python
+
+template <typename T>
+T* pointer(PyObject* value) {
+  return static_cast<T*>(PyLong_AsVoidPtr(value));
+}
+
+int64_t integer(PyObject* value) { return PyLong_AsLongLong(value); }
+
+float number(PyObject* value) { return static_cast<float>(PyFloat_AsDouble(value)); }
+
+PyObject* wrong_count() {
+  PyErr_SetString(PyExc_TypeError, "wrong number of arguments");
+  return nullptr;
+}
+
+PyObject* done() {
+  if (PyErr_Occurred()) return nullptr;
+  Py_RETURN_NONE;
+}
+
+PyObject* py_supported(PyObject*, PyObject*) {
+  __builtin_cpu_init();
+  bool yes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512bf16");
+  return PyBool_FromLong(yes);
+}
+
+PyObject* py_linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 8) return wrong_count();
+  Linear a{pointer<bf16>(args[0]), pointer<bf16>(args[1]), pointer<bf16>(args[2]),
+           pointer<void>(args[3]), integer(args[4]),       integer(args[5]),
+           integer(args[6]),       static_cast<int>(integer(args[7]))};
+  if (PyErr_Occurred()) return nullptr;
+  Py_BEGIN_ALLOW_THREADS;
+  linear(a);
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 14) return wrong_count();
+  Attention a{pointer<bf16>(args[0]),    pointer<bf16>(args[1]),    pointer<bf16>(args[2]),
+              pointer<int64_t>(args[3]), pointer<int64_t>(args[4]), pointer<bf16>(args[5]),
+              integer(args[6]),          integer(args[7]),          integer(args[8]),
+              integer(args[9]),          integer(args[10]),         integer(args[11]),
+              integer(args[12]),         number(args[13])};
+  if (PyErr_Occurred()) return nullptr;
+  Py_BEGIN_ALLOW_THREADS;
+  attention(a);
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+PyObject* py_rms_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 6) return wrong_count();
+  const float* x = pointer<float>(args[0]);
+  const float* weight = pointer<float>(args[1]);
+  bf16* y = pointer<bf16>(args[2]);
+  int64_t rows = integer(args[3]), n = integer(args[4]);
+  float eps = number(args[5]);
+  if (PyErr_Occurred()) return nullptr;
+#pragma omp parallel for schedule(static) if (rows > 16)
+  for (int64_t row = 0; row < rows; ++row) rms_norm_row(x + row * n, weight, y + row * n, n, eps);
+  return done();
+}
+
+PyObject* py_rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 14) return wrong_count();
+  Rotate a{pointer<bf16>(args[0]),    pointer<float>(args[1]), pointer<int64_t>(args[2]),
+           pointer<int64_t>(args[3]), pointer<float>(args[4]), pointer<float>(args[5]),
+           pointer<bf16>(args[6]),    pointer<bf16>(args[7]),  pointer<bf16>(args[8]),
+           integer(args[9]),          integer(args[10]),       integer(args[11]),
+           integer(args[12]),         number(args[13])};
+  if (PyErr_Occurred()) return nullptr;
+#pragma omp parallel for schedule(static) if (a.tokens > 16)
+  for (int64_t t = 0; t < a.tokens; ++t) rotate_token(a, t);
+  return done();
+}
+
+PyObject* py_silu_mul(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4) return wrong_count();
+  const bf16* gate_up = pointer<bf16>(args[0]);
+  bf16* y = pointer<bf16>(args[1]);
+  int64_t rows = integer(args[2]), n = integer(args[3]);
+  if (PyErr_Occurred()) return nullptr;
+#pragma omp parallel for schedule(static) if (rows > 4)
+  for (int64_t row = 0; row < rows; ++row) silu_mul_row(gate_up + row * 2 * n, y + row * n, n);
+  return done();
+}
+
+PyMethodDef methods[] = {
+    {"supported", py_supported, METH_NOARGS, nullptr},
+    {"linear", reinterpret_cast<PyCFunction>(py_linear), METH_FASTCALL, nullptr},
+    {"attention", reinterpret_cast<PyCFunction>(py_attention), METH_FASTCALL, nullptr},
+    {"rms_norm", reinterpret_cast<PyCFunction>(py_rms_norm), METH_FASTCALL, nullptr},
+    {"rotate", reinterpret_cast<PyCFunction>(py_rotate), METH_FASTCALL, nullptr},
+    {"silu_mul", reinterpret_cast<PyCFunction>(py_silu_mul), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_cpu", nullptr, -1, methods,
+                      nullptr,               nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__cpu() { return PyModule_Create(&module); }

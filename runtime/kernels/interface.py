@@ -1,0 +1,70 @@
+"""What a decoder asks of a device. T tokens; `dtype` is the model's, float32 where it says so."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from runtime.engine.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """How a projection splits into heads."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+
+
+class Kernels(Protocol):
+    """The operations of a pre-norm decoder layer over a paged KV cache."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, in] · weight [out, in] → dtype [T, out]."""
+        ...
+
+    def linear_add(self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """residual (float32 [T, out]) += x · weight."""
+        ...
+
+    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [R, in] · weight [vocab, in] → float32 [R, vocab]."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """float32 [T, n] → dtype [T, n]; the weight is float32."""
+        ...
+
+    def rotate(
+        self,
+        qkv: Tensor,
+        shape: HeadShape,
+        *,
+        rope: Tensor,
+        batch: Batch,
+        layer_kv: tuple[Tensor, Tensor],
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+    ) -> Tensor:
+        """Split qkv [T, (heads + 2·kv_heads)·dim], norm q and k by head where `norms` (float32
+        [dim] each) is given, rotate them by `rope` (float32 [positions, 2, dim / 2]), and write k
+        and v into the cache. Returns q, dtype [T, heads, dim]."""
+        ...
+
+    def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> Any:
+        """What all layers with this window share in one step; `attention` takes it."""
+        ...
+
+    def attention(
+        self, q: Tensor, layer_kv: tuple[Tensor, Tensor], batch: Batch, plan: Any
+    ) -> Tensor:
+        """Causal attention of every token over its sequence's cached keys, its own included.
+
+        q [T, heads, dim] → [T, heads·dim].
+        """
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) · up, where a row [2n] is all of gate, then up."""
+        ...

@@ -1,0 +1,71 @@
+"""Kernels made of torch's own operations: any dtype, any device, and the reference for the rest."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own convention)
+from torch import Tensor
+
+from runtime.engine.batch import Batch
+from runtime.kernels.interface import HeadShape
+from runtime.kernels.torch_attention import AttentionMasks, paged_attention
+
+
+class TorchKernels:
+    """Implements runtime.kernels.interface.Kernels for models of one dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def linear_add(self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        residual += F.linear(x, weight, bias)
+
+    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight).float()
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, eps).to(self._dtype)
+
+    def rotate(
+        self,
+        qkv: Tensor,
+        shape: HeadShape,
+        *,
+        rope: Tensor,
+        batch: Batch,
+        layer_kv: tuple[Tensor, Tensor],
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+    ) -> Tensor:
+        sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
+        q, k, v = torch.split(qkv.view(qkv.shape[0], -1, shape.dim), sizes, dim=1)
+        q, k = q.float(), k.float()
+        if norms is not None:
+            q, k = (
+                F.rms_norm(x, norm.shape, norm, eps) for x, norm in zip((q, k), norms, strict=True)
+            )
+        cos, sin = rope[batch.positions].unsqueeze(2).unbind(1)
+        for cache, new in zip(layer_kv, (_apply_rope(k, cos, sin).to(qkv.dtype), v), strict=True):
+            cache.view(-1, *cache.shape[2:]).index_copy_(0, batch.slots, new)
+        return _apply_rope(q, cos, sin).to(qkv.dtype)
+
+    def plan_attention(
+        self, batch: Batch, *, block_size: int, window: int | None
+    ) -> AttentionMasks:
+        return AttentionMasks(batch, block_size=block_size, window=window)
+
+    def attention(
+        self, q: Tensor, layer_kv: tuple[Tensor, Tensor], batch: Batch, plan: AttentionMasks
+    ) -> Tensor:
+        return paged_attention(q, layer_kv, batch, plan).flatten(1)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
+def _apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate heads: x [T, heads, dim]; cos and sin [T, 1, dim / 2]."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
