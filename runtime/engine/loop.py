@@ -1,6 +1,7 @@
 """The engine: one thread, one loop, readable top to bottom.
 
-    take in new requests and aborts → schedule → build the batch → run the model → sample → commit
+    take in requests and aborts → speculate → schedule → build the batch → run the model → sample
+    → commit
 
 `Engine.submit` and `Engine.abort` may be called from any thread; everything else happens on the
 engine's own. `emit` is called there once per step, with what the step adds to each request.
@@ -22,9 +23,10 @@ from runtime.engine.blocks import BlockPool
 from runtime.engine.kv_cache import KVCache, bytes_per_block
 from runtime.engine.output import OutputText
 from runtime.engine.request import Delta, FinishReason, GenerationRequest
-from runtime.engine.sampling import Sampled, sample
-from runtime.engine.scheduler import Plan, Scheduler
+from runtime.engine.sampling import Position, Sampled, sample
+from runtime.engine.scheduler import Chunk, Plan, Scheduler
 from runtime.engine.sequence import Sequence
+from runtime.engine.speculation import MAX_DRAFTS, StepCost, worthwhile
 from runtime.models.registry import Model
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class EngineLimits:
     kv_cache_bytes: int = 512 * 2**20
     block_size: int = 16  # tokens in a KV block
     max_context: int | None = None  # tokens of prompt and output; None: the model's own limit
+    speculation: bool = True  # prompt lookup; it never changes an output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,10 @@ class EngineStats:
     free_blocks: int
     preemptions: int
     steps: int
+    prefix_queries: int  # prompt tokens looked up in the prefix cache
+    prefix_hits: int  # and found
+    drafts_proposed: tuple[int, ...]  # by position in the proposal
+    drafts_accepted: tuple[int, ...]
 
 
 class Engine:
@@ -108,6 +115,10 @@ class Engine:
         self._inbox: queue.SimpleQueue[GenerationRequest | str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._steps = 0
+        self._speculation = limits.speculation
+        self._step_cost = StepCost()
+        self._proposed = [0] * MAX_DRAFTS
+        self._accepted = [0] * MAX_DRAFTS
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -136,6 +147,10 @@ class Engine:
             free_blocks=scheduler.pool.free_count,
             preemptions=scheduler.preemptions,
             steps=self._steps,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            drafts_proposed=tuple(self._proposed),
+            drafts_accepted=tuple(self._accepted),
         )
 
     # The loop -----------------------------------------------------------------------------------
@@ -155,6 +170,8 @@ class Engine:
     @torch.inference_mode()
     def _loop(self) -> None:
         while self._take_in():
+            began_s = time.perf_counter()
+            self._speculate()
             plan = self._scheduler.schedule()
             if not plan.chunks:
                 continue
@@ -162,13 +179,15 @@ class Engine:
             try:
                 batch = build_batch(plan, block_size=self._kv.block_size, device=self._model.device)
                 logits = self._model.forward(batch, self._kv)
-                sampled = sample(logits, plan.sampled)
-            except Exception as error:  # one bad batch must not end the process
-                log.exception("step failed")
-                self._fail(plan, error)
+                sampled = sample(logits, _positions(plan))
+            except Exception:  # one bad batch must not end the process
+                log.exception("a step of %d sequences failed", len(plan.chunks))
+                self._fail(plan)
                 continue
             if deltas := self._commit(plan, sampled):
                 self._emit(deltas)
+            if not batch.prefill:
+                self._step_cost.observe(rows=len(sampled), ms=(time.perf_counter() - began_s) * 1e3)
 
     def _take_in(self) -> bool:
         """Drain the inbox, waiting only when there is nothing to run; False: stop."""
@@ -196,54 +215,122 @@ class Engine:
         if sequence := self._sequences.pop(request_id, None):
             self._scheduler.finish(sequence)
 
-    def _fail(self, plan: Plan, error: Exception) -> None:
-        message = f"the engine failed on this request ({type(error).__name__}: {error})"
+    def _speculate(self) -> None:
+        """Give decoding sequences drafts where they are likely right and worth their time."""
+        decoding = self._scheduler.decoding if self._speculation else ()
+        for sequence in decoding:
+            sequence.drafts = ()
+            room = min(
+                sequence.request.params.max_tokens - sequence.generated,
+                self.max_context - len(sequence.tokens),
+                MAX_DRAFTS + 1,
+            )
+            guess = sequence.lookup.propose(room - 1) if room > 1 else ()
+            if guess:
+                count = worthwhile(
+                    rate=sequence.lookup.rate, sequences=len(decoding), cost=self._step_cost
+                )
+                sequence.drafts = guess[:count]
+                if not count:
+                    sequence.lookup.passed_over()
+
+    def _fail(self, plan: Plan) -> None:
+        message = "the engine failed on this request; the replica's log says why"
         deltas = []
         for chunk in plan.chunks:
-            self._kv.clear(chunk.sequence.blocks)
-            self._forget(chunk.sequence.id)
+            self._discard(chunk.sequence)
             deltas.append((chunk.sequence.id, Delta(finish=FinishReason.ERROR, error=message)))
         self._emit(deltas)
+
+    def _discard(self, sequence: Sequence) -> None:
+        """Forget a sequence whose blocks may hold something other than numbers."""
+        self._kv.clear(self._scheduler.pool.forget(sequence.blocks))
+        self._forget(sequence.id)
 
     def _commit(self, plan: Plan, sampled: list[Sampled]) -> list[tuple[str, Delta]]:
         """The only place that advances sequences and frees what is finished."""
         self._steps += 1
         now_s = time.perf_counter()
-        self._scheduler.commit(plan)
-        deltas = []
-        for sequence, choice in zip(plan.sampled, sampled, strict=True):
-            delta = self._advance(sequence, choice, now_s=now_s)
+        deltas, row = [], 0
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            if not chunk.samples:
+                self._scheduler.commit(chunk)
+                continue
+            rows = 1 + len(chunk.drafts)
+            kept, error = self._verify(chunk, sampled[row : row + rows])
+            row += rows
+            if error:
+                self._discard(sequence)
+                deltas.append((sequence.id, Delta(finish=FinishReason.ERROR, error=error)))
+                continue
+            delta = self._advance(sequence, kept, now_s=now_s)
+            self._scheduler.commit(chunk)
             if delta.finish:
                 self._forget(sequence.id)
             deltas.append((sequence.id, delta))
         return deltas
 
-    def _advance(self, sequence: Sequence, choice: Sampled, *, now_s: float) -> Delta:
-        """Add one sampled token to its sequence and say what that changes for the client."""
-        if choice.error:
-            self._kv.clear(sequence.blocks)
-            return Delta(finish=FinishReason.ERROR, error=choice.error)
-        params, token = sequence.request.params, choice.token
-        sequence.append(token)
+    def _verify(self, chunk: Chunk, sampled: list[Sampled]) -> tuple[list[Sampled], str | None]:
+        """The sampled tokens up to the first that is not its draft; or why there is none."""
+        drafts = chunk.drafts
+        accepted = 0
+        while accepted < len(drafts) and sampled[accepted].token == drafts[accepted]:
+            accepted += 1
+        if drafts:
+            chunk.sequence.lookup.observe(proposed=len(drafts), accepted=accepted)
+            for n in range(len(drafts)):
+                self._proposed[n] += 1
+                self._accepted[n] += n < accepted
+        kept = sampled[: accepted + 1]
+        return kept, next((one.error for one in kept if one.error), None)
+
+    def _advance(self, sequence: Sequence, sampled: list[Sampled], *, now_s: float) -> Delta:
+        """Add sampled tokens to their sequence, until one ends it, and say what that changes for
+        the client."""
+        stages_ms = _first_token_stages(sequence, now_s) if sequence.generated == 0 else None
+        text, tokens, logprobs = "", [], []
         finish: FinishReason | None = None
-        if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
-            text, _ = sequence.text.flush()
-            finish = FinishReason.STOP
-        else:
-            text, stopped = sequence.text.push(token)
-            full = len(sequence.tokens) >= self.max_context
-            if not stopped and (full or sequence.generated >= params.max_tokens):
-                rest, stopped = sequence.text.flush()
-                text, finish = text + rest, FinishReason.LENGTH
-            if stopped:
-                finish = FinishReason.STOP
+        for one in sampled:
+            sequence.append(one.token)
+            tokens.append(one.token)
+            if one.logprob:
+                logprobs.append(one.logprob)
+            piece, finish = self._text_of(sequence, one.token)
+            text += piece
+            if finish:
+                break
         return Delta(
             text=text,
-            tokens=(token,),
-            logprobs=(choice.logprob,) if choice.logprob else (),
+            tokens=tuple(tokens),
+            logprobs=tuple(logprobs),
             finish=finish,
-            stages_ms=_first_token_stages(sequence, now_s) if sequence.generated == 1 else None,
+            stages_ms=stages_ms,
+            cached_tokens=sequence.cached if stages_ms else 0,
         )
+
+    def _text_of(self, sequence: Sequence, token: int) -> tuple[str, FinishReason | None]:
+        """What the appended token adds to the text, and whether it ends the sequence."""
+        params = sequence.request.params
+        if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
+            rest, _ = sequence.text.flush()
+            return rest, FinishReason.STOP
+        text, stopped = sequence.text.push(token)
+        full = len(sequence.tokens) >= self.max_context
+        if not stopped and (full or sequence.generated >= params.max_tokens):
+            rest, stopped = sequence.text.flush()
+            return text + rest, FinishReason.STOP if stopped else FinishReason.LENGTH
+        return text, FinishReason.STOP if stopped else None
+
+
+def _positions(plan: Plan) -> list[Position]:
+    """What to sample, in the order of the batch's logit rows."""
+    return [
+        Position(chunk.sequence, chunk.drafts[:ahead])
+        for chunk in plan.chunks
+        if chunk.samples
+        for ahead in range(len(chunk.drafts) + 1)
+    ]
 
 
 def _note_admissions(plan: Plan) -> None:

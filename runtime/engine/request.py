@@ -47,12 +47,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One sequence to generate. `choice` tells the n choices of one request apart (seeding)."""
+    """One sequence to generate.
+
+    `choice` tells the n choices of one request apart (seeding). Sequences of different `cache_salt`
+    never share cached keys and values; the server sets it, never the caller.
+    """
 
     id: str
     prompt: tuple[int, ...]  # token ids, at least one
     params: SamplingParams
     choice: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +84,4 @@ class Delta:
     finish: FinishReason | None = None
     error: str | None = None  # for the user, with FinishReason.ERROR
     stages_ms: Mapping[str, float] | None = None  # with the first token: queue, prefill
+    cached_tokens: int = 0  # with the first token: prompt tokens found in the prefix cache

@@ -6,6 +6,7 @@ position). So a result does not depend on batch mates, on preemption, or on what
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -28,19 +29,28 @@ class Sampled:
     error: str | None = None
 
 
-def sample(logits: Tensor, sequences: Items[Sequence]) -> list[Sampled]:
+@dataclass(frozen=True, slots=True)
+class Position:
+    """An output position to sample: after the sequence's tokens and `ahead` of them drafts."""
+
+    sequence: Sequence
+    ahead: tuple[int, ...] = ()
+
+
+def sample(logits: Tensor, positions: Items[Position]) -> list[Sampled]:
     """One token for each row of float32 logits [R, vocab]; the logits are changed in place."""
+    rows = logits.unbind(0)
     logprobs = [
-        torch.log_softmax(row, dim=-1) if seq.request.params.logprobs is not None else None
-        for row, seq in zip(logits.unbind(0), sequences, strict=True)
+        torch.log_softmax(row, dim=-1) if _wants_logprobs(position) else None
+        for row, position in zip(rows, positions, strict=True)
     ]
-    for row, sequence in zip(logits.unbind(0), sequences, strict=True):
-        _bias_and_penalise(row, sequence)
+    for row, position in zip(rows, positions, strict=True):
+        _bias_and_penalise(row, position)
     best_values, best = (part.tolist() for part in logits.max(dim=-1))
 
     sampled = []
-    for index, sequence in enumerate(sequences):
-        params = sequence.request.params
+    for index, position in enumerate(positions):
+        sequence, params = position.sequence, position.sequence.request.params
         if not math.isfinite(best_values[index]):
             error = "the model produced numbers that are not finite for this prompt"
             sampled.append(Sampled(0, error=error))
@@ -48,8 +58,9 @@ def sample(logits: Tensor, sequences: Items[Sequence]) -> list[Sampled]:
         if params.temperature < _GREEDY_BELOW:
             token = best[index]
         else:
-            uniform = uniform_at(sequence.seed, sequence.request.choice, sequence.generated)
-            token = draw(logits[index], params, uniform)
+            at = sequence.generated + len(position.ahead)
+            uniform = uniform_at(sequence.seed, sequence.request.choice, at)
+            token = draw(rows[index], params, uniform)
         row_logprobs = logprobs[index]
         sampled.append(
             Sampled(
@@ -103,19 +114,24 @@ def _invert(weights: Tensor, uniform: float) -> int:
     return min(index, weights.shape[0] - 1)
 
 
-def _bias_and_penalise(row: Tensor, sequence: Sequence) -> None:
-    params = sequence.request.params
+def _wants_logprobs(position: Position) -> bool:
+    return position.sequence.request.params.logprobs is not None
+
+
+def _bias_and_penalise(row: Tensor, position: Position) -> None:
+    sequence, params = position.sequence, position.sequence.request.params
     if params.logit_bias:
         ids = row.new_tensor(list(params.logit_bias), dtype=torch.long)
         row.index_add_(0, ids, row.new_tensor(list(params.logit_bias.values())))
     if params.repetition_penalty != 1.0:
-        ids = row.new_tensor(sorted(set(sequence.tokens)), dtype=torch.long)
+        seen_ids = sorted({*sequence.tokens, *position.ahead})
+        ids = row.new_tensor(seen_ids, dtype=torch.long)
         seen = row[ids]
         row[ids] = torch.where(
             seen > 0, seen / params.repetition_penalty, seen * params.repetition_penalty
         )
-    counts = sequence.output_counts
-    if counts and (params.presence_penalty or params.frequency_penalty):
+    if params.presence_penalty or params.frequency_penalty:
+        counts = sequence.output_counts + Counter(position.ahead)
         ids = row.new_tensor(list(counts), dtype=torch.long)
         times = row.new_tensor(list(counts.values()))
         row.index_add_(0, ids, -(times * params.frequency_penalty + params.presence_penalty))

@@ -4,9 +4,11 @@ There is no prefill phase and no decode phase (the view of vLLM's v1 scheduler):
 `computed` tokens that chase its `tokens`, and a step runs some of the difference for each, at most
 `max_batch_tokens` in all:
 
-1. Decoding sequences first, one token each, so that a long prompt never stops them.
+1. Decoding sequences first, their last token and the drafts after it, so that a long prompt never
+   stops them.
 2. Then running sequences whose prompt (or recomputation) is unfinished, in order of arrival.
-3. Then waiting sequences, in order of arrival, while there is room for their whole prompt.
+3. Then waiting sequences, in order of arrival, while there is room for their whole prompt. What the
+   prefix cache holds of it is shared and not computed again.
 
 When the pool has no block for a running sequence, the youngest running one is *preempted*: its
 blocks are freed and it waits, first in line, to be computed again from its tokens. Sampling is
@@ -14,26 +16,32 @@ keyed by position, so the output does not change.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.engine.blocks import BlockPool
+from runtime.engine.prefix import extend_hashes
 from runtime.engine.sequence import Phase, Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens start..end of a sequence, to be run in one step."""
+    """Tokens start..end of a sequence and the drafts after them, to be run in one step."""
 
     sequence: Sequence
     start: int
-    end: int
+    end: int  # drafts not counted
     samples: bool  # whether the step yields the sequence's next token
-    is_decode: bool  # one token, the last one
+    drafts: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
-        """Tokens in the chunk."""
-        return self.end - self.start
+        """Rows of the batch."""
+        return self.end - self.start + len(self.drafts)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether all that is run is the last token and its drafts."""
+        return self.samples and self.end - self.start == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +49,6 @@ class Plan:
     """What one step runs: decoding sequences first, then prefill chunks."""
 
     chunks: tuple[Chunk, ...]
-
-    @property
-    def sampled(self) -> tuple[Sequence, ...]:
-        """The sequences that get a token, in the order of the batch's logit rows."""
-        return tuple(chunk.sequence for chunk in self.chunks if chunk.samples)
 
 
 class Scheduler:
@@ -61,6 +64,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # by arrival
         self.preemptions = 0
+        self.prefix_queries = 0  # prompt tokens looked up in the prefix cache
+        self.prefix_hits = 0  # and found
 
     @property
     def has_work(self) -> bool:
@@ -83,68 +88,92 @@ class Scheduler:
     def schedule(self) -> Plan:
         """Choose the next step's chunks and allocate their blocks."""
         budget = self.max_batch_tokens
-        decodes: list[Chunk] = []
-        prefills: list[Chunk] = []
-        decoding = [seq for seq in self.running if len(seq.tokens) - seq.computed == 1]
+        chunks: list[Chunk] = []
         prefilling = [seq for seq in self.running if len(seq.tokens) - seq.computed > 1]
-        for sequence in decoding + prefilling:
+        for sequence in self.decoding + prefilling:
             if budget == 0:
                 break
             if sequence.phase is not Phase.RUNNING:
                 continue  # preempted by one before it
-            chunk = self._chunk(sequence, budget)
-            if not self._make_room(chunk):
-                continue
-            (decodes if chunk.is_decode else prefills).append(chunk)
-            budget -= chunk.count
+            chunk = self._make_room(self._chunk(sequence, budget))
+            if chunk is not None:
+                chunks.append(chunk)
+                budget -= chunk.count
         # A sequence may have been preempted after its chunk was chosen.
-        decodes = [chunk for chunk in decodes if chunk.sequence.phase is Phase.RUNNING]
-        prefills = [chunk for chunk in prefills if chunk.sequence.phase is Phase.RUNNING]
+        chunks = [chunk for chunk in chunks if chunk.sequence.phase is Phase.RUNNING]
 
         while budget > 0 and self.waiting and len(self.running) < self.max_seqs:
-            sequence = self.waiting[0]
-            if self._blocks_for(len(sequence.tokens)) > self.pool.free_count:
+            if not self._admit(self.waiting[0]):
                 break
-            self.waiting.popleft()
-            self.running.append(sequence)
-            sequence.phase = Phase.RUNNING
-            # The whole prompt's blocks at once: chunks in progress cannot starve each other.
-            sequence.blocks = self.pool.allocate(self._blocks_for(len(sequence.tokens)))
-            chunk = self._chunk(sequence, budget)
-            (decodes if chunk.is_decode else prefills).append(chunk)
+            chunk = self._chunk(self.waiting.popleft(), budget)
+            chunks.append(chunk)
             budget -= chunk.count
-        return Plan((*decodes, *prefills))
+        return Plan(tuple(sorted(chunks, key=lambda chunk: not chunk.is_decode)))
 
-    def commit(self, plan: Plan) -> None:
-        """The step ran: its chunks' keys and values are in the cache."""
-        for chunk in plan.chunks:
-            if chunk.sequence.phase is Phase.RUNNING:
-                chunk.sequence.computed = chunk.end
+    @property
+    def decoding(self) -> list[Sequence]:
+        """The running sequences that lack their last token only."""
+        return [seq for seq in self.running if len(seq.tokens) - seq.computed == 1]
+
+    def commit(self, chunk: Chunk) -> None:
+        """The chunk ran, and its sequence has the tokens that came of it: what is computed now is
+        all but a sampled last token. Full blocks become findable."""
+        sequence = chunk.sequence
+        if sequence.phase is not Phase.RUNNING:
+            return
+        size = self.block_size
+        first = sequence.computed // size
+        sequence.computed = len(sequence.tokens) - 1 if chunk.samples else chunk.end
+        extend_hashes(sequence, tokens=sequence.computed, block_size=size)
+        for n in range(first, sequence.computed // size):
+            self.pool.publish(sequence.blocks[n], sequence.hashes[n])
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence the blocks of its whole prompt; False: they are not there."""
+        known = len(sequence.tokens) - 1  # the last token is always run, for its logits
+        extend_hashes(sequence, tokens=known, block_size=self.block_size)
+        cached = self.pool.find(sequence.hashes[: known // self.block_size])
+        missing = self._blocks_for(len(sequence.tokens)) - len(cached)
+        if missing > self.pool.free_after_sharing(cached):
+            return False
+        self.pool.share(cached)
+        # The whole prompt's blocks at once: chunks in progress cannot starve each other.
+        sequence.blocks = cached + self.pool.allocate(missing)
+        sequence.computed = len(cached) * self.block_size
+        sequence.phase = Phase.RUNNING
+        self.running.append(sequence)
+        if sequence.generated == 0:
+            sequence.cached = sequence.computed
+            self.prefix_queries += len(sequence.tokens)
+            self.prefix_hits += sequence.cached
+        return True
 
     def _chunk(self, sequence: Sequence, budget: int) -> Chunk:
         start, length = sequence.computed, len(sequence.tokens)
         end = min(length, start + budget)
-        return Chunk(
-            sequence,
-            start,
-            end,
-            samples=end == length,
-            is_decode=end == length and end - start == 1,
-        )
+        drafts = sequence.drafts[: budget - (end - start)] if length - start == 1 else ()
+        return Chunk(sequence, start, end, end == length, drafts)
 
-    def _make_room(self, chunk: Chunk) -> bool:
-        """Allocate what the chunk lacks, preempting younger sequences; False: itself preempted."""
+    def _make_room(self, chunk: Chunk) -> Chunk | None:
+        """Allocate what the chunk lacks, preempting younger sequences; None: itself preempted.
+
+        Drafts are dropped rather than that anybody is preempted for them.
+        """
         sequence = chunk.sequence
-        missing = self._blocks_for(chunk.end) - len(sequence.blocks)
+        if self._missing(sequence, chunk.end + len(chunk.drafts)) > self.pool.free_count:
+            chunk = replace(chunk, drafts=())
+        missing = self._missing(sequence, chunk.end + len(chunk.drafts))
         while missing > self.pool.free_count:
             youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is sequence:
-                return False
+                return None
         if missing > 0:
-            last = sequence.blocks[-1] if sequence.blocks else None
-            sequence.blocks += self.pool.allocate(missing, after=last)
-        return True
+            sequence.blocks += self.pool.allocate(missing)
+        return chunk
+
+    def _missing(self, sequence: Sequence, tokens: int) -> int:
+        return self._blocks_for(tokens) - len(sequence.blocks)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

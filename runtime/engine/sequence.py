@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from runtime.engine.output import OutputText
 from runtime.engine.request import GenerationRequest
+from runtime.engine.speculation import PromptLookup
 
 
 class Phase(StrEnum):
@@ -21,7 +22,7 @@ class Sequence:
 
     The engine thread owns it. `computed` chases `len(tokens)`: the difference is what the scheduler
     still has to run, whether that is a prompt, the last sampled token, or all of it again after a
-    preemption.
+    preemption. `drafts` are guesses at the tokens that follow, to be verified in the next step.
     """
 
     def __init__(self, request: GenerationRequest, text: OutputText, *, arrived_s: float) -> None:
@@ -32,7 +33,11 @@ class Sequence:
         self.phase = Phase.WAITING
         self.tokens: list[int] = list(request.prompt)
         self.computed = 0
+        self.cached = 0  # prompt tokens that were found in the cache at first admission
         self.blocks: list[int] = []
+        self.hashes: list[bytes] = []  # of its full blocks, as far as they are known
+        self.drafts: tuple[int, ...] = ()
+        self.lookup = PromptLookup(self.tokens)
         self.output_counts: Counter[int] = Counter()
         seed = request.params.seed
         self.seed = secrets.randbits(64) if seed is None else seed
@@ -51,3 +56,4 @@ class Sequence:
         """Add a sampled token."""
         self.tokens.append(token)
         self.output_counts[token] += 1
+        self.lookup.extend()

@@ -14,7 +14,7 @@ from runtime.engine.blocks import BlockPool
 from runtime.engine.kv_cache import KVCache
 from runtime.engine.output import OutputText
 from runtime.engine.request import GenerationRequest, SamplingParams
-from runtime.engine.sampling import sample
+from runtime.engine.sampling import Position, sample
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence
 from runtime.models.registry import build_model
@@ -68,6 +68,8 @@ def _run_steps(dtype: torch.dtype) -> None:
         for _ in range(_STEPS):
             plan = scheduler.schedule()
             logits = model.forward(build_batch(plan, block_size=_BLOCK_SIZE, device="cpu"), cache)
-            scheduler.commit(plan)
-            for sequence, sampled in zip(plan.sampled, sample(logits, plan.sampled), strict=True):
-                sequence.append(sampled.token)
+            sampling = [chunk for chunk in plan.chunks if chunk.samples]
+            sampled = sample(logits, [Position(chunk.sequence) for chunk in sampling])
+            for chunk, one in zip(sampling, sampled, strict=True):
+                chunk.sequence.append(one.token)
+                scheduler.commit(chunk)

@@ -1,7 +1,7 @@
 """Attention over the paged KV cache with torch's fused kernel (`scaled_dot_product_attention`).
 
-Decoding sequences share one call: the heads of a group act as the queries of one key head, so keys
-are never repeated, and shorter contexts are masked. Each prefill chunk is a call of its own.
+Decoding rows share one call: the heads of a group act as the queries of one key head, so keys are
+never repeated, and shorter contexts are masked. Each prefill chunk is a call of its own.
 """
 
 from functools import partial
@@ -46,21 +46,14 @@ def paged_attention(
 def _attend_decode(
     q: Tensor, layer_kv: tuple[Tensor, Tensor], group: DecodeGroup, mask: Tensor | None
 ) -> Tensor:
-    sequences, heads, head_dim = q.shape
-    if group.run:  # the keys lie in one piece: a view instead of a copy
-        first, length = group.run
-        keys, values = (
-            part[first : first + group.width].flatten(0, 1)[None, :length].transpose(1, 2)
-            for part in layer_kv
-        )
-    else:
-        keys, values = (
-            part.index_select(0, group.blocks).view(sequences, -1, *part.shape[2:]).transpose(1, 2)
-            for part in layer_kv
-        )
-    grouped = q.view(sequences, keys.shape[1], -1, head_dim)
+    rows, heads, head_dim = q.shape
+    keys, values = (
+        part.index_select(0, group.blocks).view(rows, -1, *part.shape[2:]).transpose(1, 2)
+        for part in layer_kv
+    )
+    grouped = q.view(rows, keys.shape[1], -1, head_dim)
     return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).view(
-        sequences, heads, head_dim
+        rows, heads, head_dim
     )
 
 
@@ -82,11 +75,8 @@ def attend_prefill(
     return out[0].transpose(0, 1)
 
 
-def _decode_mask(group: DecodeGroup, block_size: int, window: int | None) -> Tensor | None:
-    if group.run and (window is None or group.run[1] <= window):
-        return None
-    keys = group.run[1] if group.run else group.width * block_size
-    key = torch.arange(keys, device=group.contexts.device)
+def _decode_mask(group: DecodeGroup, block_size: int, window: int | None) -> Tensor:
+    key = torch.arange(group.width * block_size, device=group.contexts.device)
     contexts = group.contexts[:, None]
     seen = key < contexts
     if window is not None:

@@ -126,8 +126,8 @@ def engine_logits(restored: Restored, prompt: tuple[int, ...]) -> torch.Tensor:
         for token in (*prompt[first:], 0):
             plan = scheduler.schedule()
             rows.append(model.forward(build_batch(plan, block_size=16, device="cpu"), cache)[0])
-            scheduler.commit(plan)
             sequence.append(token)
+            scheduler.commit(plan.chunks[0])
     return torch.stack(rows)
 
 

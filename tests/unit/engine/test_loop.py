@@ -34,9 +34,11 @@ class Running:
     def __exit__(self, *_):
         self.engine.stop()
 
-    def submit(self, name, prompt, **params) -> None:
+    def submit(self, name, prompt, *, cache_salt="", **params) -> None:
         sampling = SamplingParams(**({"max_tokens": 12, "temperature": 0.0} | params))
-        self.engine.submit(GenerationRequest(id=name, prompt=tuple(prompt), params=sampling))
+        self.engine.submit(
+            GenerationRequest(id=name, prompt=tuple(prompt), params=sampling, cache_salt=cache_salt)
+        )
 
     def step(self) -> None:
         """Take in what one engine step emits."""
@@ -169,7 +171,7 @@ def test_a_failing_step_fails_its_requests_and_not_the_engine(start, alone, monk
         running.submit("a", [1, 2])
         running.finish("a")
         assert running.deltas["a"][-1].finish is FinishReason.ERROR
-        assert "ZeroDivisionError" in running.deltas["a"][-1].error
+        assert "engine failed" in running.deltas["a"][-1].error
         monkeypatch.setattr(running.engine._model, "forward", forward)
         running.submit("p0", prompts(8)["p0"], ignore_eos=True)
         running.finish("p0")
@@ -222,12 +224,99 @@ def test_logprobs_sum_to_at_most_one(start):
         running.submit("a", [1, 2, 3], ignore_eos=True, logprobs=5)
         running.finish("a")
         for delta in running.deltas["a"]:
-            [logprob] = delta.logprobs
-            assert logprob.token == delta.tokens[0] == logprob.top[0][0]
-            total = sum(torch.tensor(value).exp() for _, value in logprob.top)
-            assert 0 < total <= 1.0001
+            for token, logprob in zip(delta.tokens, delta.logprobs, strict=True):
+                assert logprob.token == token == logprob.top[0][0]
+                total = sum(torch.tensor(value).exp() for _, value in logprob.top)
+                assert 0 < total <= 1.0001
 
 
 def test_a_cache_too_small_for_one_block_is_refused(tiny_model, tiny_tokenizer):
     with pytest.raises(Exception, match="kv_cache_bytes"):
         Running(tiny_model, tiny_tokenizer, kv_cache_bytes=10)
+
+
+SPECULATED = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.9, "top_p": 0.9, "seed": 21},
+    "penalties": {
+        "temperature": 0.8,
+        "seed": 5,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.1,
+    },
+    "bias": {"temperature": 0.0, "logit_bias": {3: 4.0, 9: -4.0}},
+    "stop": {"temperature": 0.0, "stop": ("w18 w18",)},
+}
+
+
+@pytest.mark.parametrize("params", SPECULATED.values(), ids=SPECULATED)
+@pytest.mark.parametrize("limits", [{}, {"kv_cache_bytes": 40 * 1024}], ids=["roomy", "preempted"])
+def test_speculation_changes_nothing_but_the_number_of_steps(start, params, limits):
+    """Eager drafting, so that many are wrong too; prompts repeat themselves, so that some match."""
+
+    def run(speculation: bool, eager: pytest.MonkeyPatch | None = None):
+        if eager:
+            eager.setattr("runtime.engine.loop.worthwhile", lambda **_: 5)
+        with start(speculation=speculation, **limits) as running:
+            for name, prompt in prompts(5).items():
+                running.submit(name, (prompt * 4)[:30], max_tokens=40, ignore_eos=True, **params)
+            running.finish(*prompts(5))
+            stats = running.engine.stats()
+            assert stats.free_blocks == stats.blocks
+            ends = {name: running.deltas[name][-1].finish for name in prompts(5)}
+            texts = {name: running.text(name) for name in prompts(5)}
+            return {name: running.tokens(name) for name in prompts(5)}, texts, ends, stats
+
+    *plain, plain_stats = run(False)
+    with pytest.MonkeyPatch.context() as eager:
+        *speculated, stats = run(True, eager)
+    assert speculated == plain
+    assert sum(plain_stats.drafts_proposed) == 0
+    assert stats.drafts_proposed[0] > 0
+    assert all(a <= p for a, p in zip(stats.drafts_accepted, stats.drafts_proposed, strict=True))
+
+
+def test_a_repetition_is_made_in_fewer_steps(start):
+    with start(speculation=False) as plain, start() as speculating:
+        for running in (plain, speculating):
+            running.submit("a", [60, 61], max_tokens=60, logit_bias={18: 100.0})
+            running.finish("a")
+        assert speculating.tokens("a") == plain.tokens("a")
+        assert speculating.engine.stats().steps < 0.5 * plain.engine.stats().steps
+
+
+def test_a_shared_beginning_is_computed_once(start):
+    shared = list(range(1, 33))  # eight blocks
+    with start() as running, start() as fresh:
+        running.submit("first", [*shared, 40], max_tokens=4, ignore_eos=True)
+        running.finish("first")
+        running.submit("second", [*shared, 50, 51], max_tokens=4, ignore_eos=True)
+        running.finish("second")
+        assert running.deltas["first"][0].cached_tokens == 0
+        assert running.deltas["second"][0].cached_tokens == 32
+        stats = running.engine.stats()
+        assert (stats.prefix_queries, stats.prefix_hits) == (33 + 34, 32)
+        fresh.submit("second", [*shared, 50, 51], max_tokens=4, ignore_eos=True)
+        fresh.finish("second")
+        assert running.tokens("second") == fresh.tokens("second")
+
+
+def test_a_prompt_that_is_all_cached_still_runs_its_last_token(start):
+    prompt = list(range(1, 33))
+    with start() as running:
+        for name in ("first", "second"):
+            running.submit(name, prompt, max_tokens=4, ignore_eos=True)
+            running.finish(name)
+        assert running.deltas["second"][0].cached_tokens == 28
+        assert running.tokens("second") == running.tokens("first")
+
+
+def test_salts_do_not_share(start):
+    prompt = list(range(1, 33))
+    with start() as running:
+        for name, salt in (("a", "one"), ("b", "two"), ("c", ""), ("d", "two")):
+            running.submit(name, prompt, max_tokens=2, ignore_eos=True, cache_salt=salt)
+            running.finish(name)
+        cached = {name: running.deltas[name][0].cached_tokens for name in "abcd"}
+        assert cached == {"a": 0, "b": 0, "c": 0, "d": 28}

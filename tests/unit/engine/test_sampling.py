@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import floats, integers
 
 from runtime.engine.request import GenerationRequest, SamplingParams
-from runtime.engine.sampling import draw, sample, uniform_at
+from runtime.engine.sampling import Position, draw, sample, uniform_at
 from runtime.engine.sequence import Sequence
 
 VOCAB = 8
@@ -27,7 +27,7 @@ def sequence(*, prompt=(1, 2), output=(), choice=0, **params) -> Sequence:
 
 
 def one(logits: torch.Tensor, seq: Sequence) -> int:
-    return sample(logits.clone()[None], [seq])[0].token
+    return sample(logits.clone()[None], [Position(seq)])[0].token
 
 
 def distribution(params: SamplingParams, draws: int = 4000) -> list[float]:
@@ -108,7 +108,8 @@ def test_company_does_not_change_a_draw():
     flat = torch.zeros(50)
     alone = one(flat, sequence(temperature=1.0, seed=3))
     mates = [sequence(temperature=0.0), sequence(temperature=1.0, seed=3), sequence(seed=9)]
-    together = sample(torch.stack([LOGITS.new_zeros(50), flat, flat]), mates)
+    rows = torch.stack([LOGITS.new_zeros(50), flat, flat])
+    together = sample(rows, [Position(mate) for mate in mates])
     assert together[1].token == alone
 
 
@@ -147,19 +148,35 @@ def test_penalties_and_bias():
     )
 
 
+def test_drafts_ahead_count_as_if_they_were_there():
+    """A row that assumes drafts samples what the sequence would sample after those tokens."""
+    flat = torch.zeros(200)
+    settings_of = {
+        "temperature": 1.0,
+        "seed": 8,
+        "presence_penalty": 1.5,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.3,
+    }
+    drafts = (17, 4, 17)
+    assumed = sample(flat.clone()[None], [Position(sequence(**settings_of), drafts)])[0]
+    assert assumed.token == one(flat, sequence(output=drafts, **settings_of))
+
+
 def test_logprobs_are_the_models_own():
     seq = sequence(temperature=0.7, seed=1, logit_bias={3: 100.0}, logprobs=2)
-    [sampled] = sample(LOGITS.clone()[None], [seq])
+    [sampled] = sample(LOGITS.clone()[None], [Position(seq)])
     expected = torch.log_softmax(LOGITS, dim=-1)
     assert sampled.token == 3
     assert sampled.logprob.logprob == pytest.approx(float(expected[3]))
     assert [token for token, _ in sampled.logprob.top] == [0, 6]
-    [bare] = sample(LOGITS.clone()[None], [sequence(temperature=0.0, logprobs=0)])
+    bare_sequence = sequence(temperature=0.0, logprobs=0)
+    [bare] = sample(LOGITS.clone()[None], [Position(bare_sequence)])
     assert bare.logprob.top == ()
 
 
 def test_numbers_that_are_not_finite_fail_their_own_row_only():
     rows = torch.stack([LOGITS, torch.full((VOCAB,), math.nan), LOGITS])
-    results = sample(rows, [sequence(temperature=0.0) for _ in range(3)])
+    results = sample(rows, [Position(sequence(temperature=0.0)) for _ in range(3)])
     assert [bool(result.error) for result in results] == [False, True, False]
     assert results[2].token == 0

@@ -16,9 +16,10 @@ class NoText:
     """The scheduler never looks at text."""
 
 
-def sequence(name: str, prompt: int, max_tokens: int = 8) -> Sequence:
+def sequence(name: str, prompt: int, max_tokens: int = 8, *, first: int = 1) -> Sequence:
+    tokens = tuple(range(first, first + prompt))
     request = GenerationRequest(
-        id=name, prompt=tuple(range(1, prompt + 1)), params=SamplingParams(max_tokens=max_tokens)
+        id=name, prompt=tokens, params=SamplingParams(max_tokens=max_tokens)
     )
     return Sequence(request, NoText(), arrived_s=0.0)
 
@@ -31,11 +32,12 @@ def scheduler(blocks: int = BLOCKS, budget: int = BUDGET) -> Scheduler:
 
 def run(sched: Scheduler) -> list[Sequence]:
     """One step: every sampled sequence gets a token; returns those that are complete."""
-    plan = sched.schedule()
-    sched.commit(plan)
     complete = []
-    for seq in plan.sampled:
-        seq.append(7)
+    for chunk in sched.schedule().chunks:
+        seq = chunk.sequence
+        if chunk.samples:
+            seq.append(7)
+        sched.commit(chunk)
         if seq.generated >= seq.request.params.max_tokens:
             sched.finish(seq)
             complete.append(seq)
@@ -51,9 +53,9 @@ class Steps(RuleBasedStateMachine):
         self.live: dict[str, Sequence] = {}
         self.count = 0
 
-    @rule(prompt=integers(1, 30), max_tokens=integers(1, 18))
-    def arrive(self, prompt, max_tokens):
-        seq = sequence(f"s{self.count}", prompt, max_tokens)
+    @rule(prompt=integers(1, 30), max_tokens=integers(1, 18), first=integers(1, 2))
+    def arrive(self, prompt, max_tokens, first):
+        seq = sequence(f"s{self.count}", prompt, max_tokens, first=first)
         self.count += 1
         self.live[seq.id] = seq
         self.sched.add(seq)
@@ -66,8 +68,12 @@ class Steps(RuleBasedStateMachine):
         self.sched.finish(seq)
         assert seq.blocks == []
 
-    @rule()
-    def step(self):
+    @rule(data=data(), drafts=lists(integers(5, 8), max_size=4))
+    def step(self, data, drafts):
+        self.accepted = data
+        for seq in self.sched.decoding:
+            room = seq.request.params.max_tokens - seq.generated - 1
+            seq.drafts = tuple(drafts[: max(room, 0)])
         before = {name: (len(seq.tokens), seq.computed) for name, seq in self.live.items()}
         plan = self.sched.schedule()
         chunks = plan.chunks
@@ -79,11 +85,19 @@ class Steps(RuleBasedStateMachine):
         for chunk in chunks:
             assert chunk.sequence.phase is Phase.RUNNING
             assert chunk.start == chunk.sequence.computed < chunk.end <= len(chunk.sequence.tokens)
-            assert len(chunk.sequence.blocks) * BLOCK_SIZE >= chunk.end
+            assert len(chunk.sequence.blocks) * BLOCK_SIZE >= chunk.end + len(chunk.drafts)
+            written = chunk.sequence.blocks[chunk.start // BLOCK_SIZE :]
+            assert all(self.sched.pool.references(block) == 1 for block in written)
+            assert not chunk.drafts or chunk.is_decode
             assert chunk.samples == (chunk.end == len(chunk.sequence.tokens))
-        self.sched.commit(plan)
-        for seq in plan.sampled:
-            seq.append(7)
+        for chunk in chunks:
+            seq = chunk.sequence
+            accepted = self.accepted.draw(integers(0, len(chunk.drafts))) if chunk.drafts else 0
+            for token in (*chunk.drafts[:accepted], 7) if chunk.samples else ():
+                seq.append(token)
+            self.sched.commit(chunk)
+            assert seq.computed == (len(seq.tokens) - 1 if chunk.samples else chunk.end)
+            seq.drafts = ()
             if seq.generated >= seq.request.params.max_tokens:
                 self.sched.finish(seq)
                 del self.live[seq.id]
@@ -93,8 +107,11 @@ class Steps(RuleBasedStateMachine):
     @invariant()
     def memory_adds_up(self):
         held = [block for seq in self.live.values() for block in seq.blocks]
-        assert len(set(held)) == len(held)
-        assert self.sched.pool.free_count + len(held) == BLOCKS
+        pool = self.sched.pool
+        assert [pool.references(block) for block in range(BLOCKS)] == [
+            held.count(block) for block in range(BLOCKS)
+        ]
+        assert pool.free_count == BLOCKS - len(set(held))
         assert len(self.sched.running) <= MAX_SEQS
         for seq in self.live.values():
             assert seq.phase is not Phase.WAITING or (seq.blocks == [] and seq.computed == 0)
@@ -142,7 +159,7 @@ def test_a_long_prompt_is_split_and_never_stops_a_decoding_sequence():
 
 def test_the_youngest_is_preempted_and_comes_back_first():
     sched = scheduler(blocks=4, budget=32)
-    old, young = sequence("old", 7, max_tokens=9), sequence("young", 7, max_tokens=9)
+    old, young = sequence("old", 7, max_tokens=9), sequence("young", 7, max_tokens=9, first=100)
     sched.add(old)
     sched.add(young)
     while sched.preemptions == 0:

@@ -160,7 +160,7 @@ def test_attention_over_scattered_blocks(kernels, window, contexts, chunks, head
     decode = None
     if contexts:
         padded = [torch.cat((t, t[:1].expand(width - len(t)))) for t in tables[: len(contexts)]]
-        decode = DecodeGroup(torch.cat(padded), width, torch.tensor(contexts), None)
+        decode = DecodeGroup(torch.cat(padded), width, torch.tensor(contexts))
     prefill, row = [], len(contexts)
     for (start, count), table in zip(chunks, tables[len(contexts) :], strict=True):
         prefill.append(PrefillChunk(row, row + count, start + count, table))

@@ -122,10 +122,14 @@ def run(model: Model, prompts: list[list[int]], *, budget: int, steps: int) -> t
         while scheduler.has_work:
             plan = scheduler.schedule()
             logits = model.forward(build_batch(plan, block_size=4, device="cpu"), cache)
-            scheduler.commit(plan)
-            for seq, row in zip(plan.sampled, logits, strict=True):
-                rows[seq.id].append(row)
-                seq.append(int(row.argmax()))
+            sampling = iter(logits)
+            for chunk in plan.chunks:
+                seq = chunk.sequence
+                if chunk.samples:
+                    row = next(sampling)
+                    rows[seq.id].append(row)
+                    seq.append(int(row.argmax()))
+                scheduler.commit(chunk)
                 if seq.generated == steps:
                     scheduler.finish(seq)
     return torch.stack([torch.stack(rows[seq.id]) for seq in sequences])
