@@ -180,6 +180,7 @@ class Scheduler:
         self._free_blocks(sequence)
         sequence.phase = Phase.WAITING
         sequence.computed = 0
+        sequence.drafts = ()
         self.waiting.appendleft(sequence)
         self.preemptions += 1
 

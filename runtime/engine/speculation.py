@@ -47,13 +47,14 @@ class PromptLookup:
         self._indexed = len(tokens)
 
     def propose(self, limit: int) -> tuple[int, ...]:
-        """At most `limit` tokens that followed the longest match; empty if there is none."""
+        """`limit` tokens: what followed the longest match, over and over if it is short; or none."""
         tokens = self._tokens
         for length in _LENGTHS:
             start = self._follows.get(tuple(tokens[-length:])) if length < len(tokens) else None
             if start is not None:
                 self._matched = length
-                return tuple(tokens[start : start + limit])
+                period = len(tokens) - start
+                return tuple(tokens[start + n % period] for n in range(limit))
         return ()
 
     @property

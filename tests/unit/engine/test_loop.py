@@ -277,7 +277,8 @@ def test_speculation_changes_nothing_but_the_number_of_steps(start, params, limi
     assert all(a <= p for a, p in zip(stats.drafts_accepted, stats.drafts_proposed, strict=True))
 
 
-def test_a_repetition_is_made_in_fewer_steps(start):
+def test_a_repetition_is_made_in_fewer_steps(start, monkeypatch):
+    monkeypatch.setattr("runtime.engine.loop.worthwhile", lambda **_: 5)
     with start(speculation=False) as plain, start() as speculating:
         for running in (plain, speculating):
             running.submit("a", [60, 61], max_tokens=60, logit_bias={18: 100.0})

@@ -8,13 +8,13 @@ from runtime.engine.speculation import MAX_DRAFTS, PromptLookup, StepCost, worth
 
 
 def naive(tokens: list[int], limit: int) -> tuple[int, ...]:
-    """What followed the latest earlier occurrence of the longest matching tail."""
+    """What followed the latest earlier occurrence of the longest matching tail, repeated."""
     for length in (4, 3, 2):
         if length >= len(tokens):
             continue
         for start in range(len(tokens) - 1, length - 1, -1):
             if tokens[start - length : start] == tokens[-length:]:
-                return tuple(tokens[start : start + limit])
+                return tuple((tokens[start:] * limit)[:limit])
     return ()
 
 
