@@ -6,6 +6,7 @@ exceptions as inside the server.
 """
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ CONTROL_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
 
 Json = dict[str, Any]
+
 
 @dataclass
 class Answer:
@@ -67,7 +69,7 @@ class Answer:
 
     def _take(self, chunk: Json) -> Iterator[str]:
         if "error" in chunk:
-            raise _error_of(chunk)
+            raise _error_of(chunk, status=chunk["error"].get("status"))
         if usage := chunk.get("usage"):
             self.prompt_tokens = usage["prompt_tokens"]
             self.completion_tokens = usage["completion_tokens"]
@@ -104,6 +106,7 @@ class Client:
                 base_url=self.endpoint,
                 headers={"authorization": f"Bearer {api_key}"} if api_key else {},
                 timeout=httpx.Timeout(CONTROL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+                verify=self.endpoint.startswith("https:"),  # reading the CA list takes a while
             )
         except httpx.InvalidURL as error:
             raise errors.InvalidRequest(f"endpoint {endpoint!r} is not a URL: {error}") from None
@@ -130,15 +133,15 @@ class Client:
 
     def function(self, name: str) -> Json:
         """One function with its state. Raises NotFound."""
-        return self._call("GET", f"/v1/functions/{name}")
+        return self._call("GET", f"/v1/functions/{_segment(name)}")
 
     def deploy(self, spec: Json) -> Json:
         """Create the function, or update the one of that name. Raises InvalidSpec."""
-        return self._call("PUT", f"/v1/functions/{spec['name']}", body=spec)
+        return self._call("PUT", f"/v1/functions/{_segment(spec['name'])}", body=spec)
 
     def delete(self, name: str) -> None:
         """Delete the function and end its replicas. Raises NotFound."""
-        self._call("DELETE", f"/v1/functions/{name}")
+        self._call("DELETE", f"/v1/functions/{_segment(name)}")
 
     @contextmanager
     def chat(
@@ -161,7 +164,7 @@ class Client:
             self._transport_errors(),
             self._http.stream(
                 "POST",
-                f"/f/{name}/v1/chat/completions",
+                f"/f/{_segment(name)}/v1/chat/completions",
                 json=body,
                 timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
             ) as response,
@@ -198,6 +201,16 @@ class Client:
             ) from None
 
 
+def _segment(name: str) -> str:
+    """A function's name as a part of a path; the server checks the rest."""
+    if re.fullmatch(r"[A-Za-z0-9_-]+", name) is None:
+        raise errors.InvalidRequest(
+            f"name: {name!r} cannot be a function's name; use lower-case letters, digits and '-'",
+            param="name",
+        )
+    return name
+
+
 def _response_error(response: httpx.Response) -> GlowplugError:
     """The exception that an error response stands for."""
     try:
@@ -217,7 +230,7 @@ def _response_error(response: httpx.Response) -> GlowplugError:
 def _error_of(
     body: Json, *, status: int | None = None, retry_after_s: int | None = None
 ) -> GlowplugError:
-    """The most general of our exceptions with this error body's type (and HTTP status, if known)."""
+    """The most general of our exceptions with this error's type (and HTTP status, if known)."""
     error = body["error"]
     kinds = [
         kind

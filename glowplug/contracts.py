@@ -109,7 +109,8 @@ class Registry(Protocol):
         ...
 
     async def put(self, spec: FunctionSpec) -> Function:
-        """Create or update. A new revision clears `snapshot` and `failure`."""
+        """Create or update. A new revision clears `snapshot` and `failure`, the same one only
+        `failure`: deploying again tries again."""
         ...
 
     async def delete(self, name: str) -> None:

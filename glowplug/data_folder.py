@@ -4,6 +4,8 @@
     cache/            the node cache: sealed snapshots
     logs/             of the server, the pod and its replicas
     lock              held by the server that runs; its process id
+
+The node cache has locks of its own: `glowplug seal` and `snapshots` work beside a server.
 """
 
 import contextlib

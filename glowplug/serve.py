@@ -2,16 +2,13 @@
 
 One asyncio process with the activator and the scaler, and one pod: a child process tree that the
 fleet starts and that ends with this process, however this process ends. Nothing here imports torch.
-
-    serve → lock the data folder → bind the port → [event loop: _serve] → unlock
+Read `serve`, then `_serve`.
 """
 
 import asyncio
 import contextlib
 import errno
-import fcntl
 import logging
-import os
 import resource
 import signal
 import socket
@@ -23,9 +20,19 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
-from starlette.types import ASGIApp
 
-from glowplug.errors import Conflict, GlowplugError
+from activator.app import build_app
+from activator.auth import Identity
+from activator.limits import Limits
+from glowplug.contracts import Registry
+from glowplug.data_folder import DataFolder
+from glowplug.errors import GlowplugError, NotFound
+from glowplug.keys_file import read_keys
+from scaler.app import Scaler
+from scaler.fleets.local import LocalFleet
+from scaler.registry import SqliteRegistry
+from snapshot.node_cache import NodeCache
+from snapshot.sealer import ProcessSealer
 
 BACKLOG = 2048
 DRAIN_S = 15  # how long a stop waits for the requests that run
@@ -42,7 +49,7 @@ class ServeSettings:
 
     host: str
     port: int  # 0: a free one
-    data: Path  # holds registry.sqlite, cache/, logs/ and lock
+    data: Path
     standbys: int
     keys: Path | None  # API keys; None: no authentication
     public_url: str | None  # how clients reach this server; None: as each request's Host says
@@ -53,35 +60,106 @@ def serve(settings: ServeSettings) -> None:
     """Serve until SIGINT or SIGTERM, then drain and return; a second signal stops at once.
 
     Raises:
-        GlowplugError: the data folder is in use, or the port cannot be listened on.
+        GlowplugError: the data folder is in use, the port cannot be listened on, or the registry
+            or the keys file cannot be read.
     """
+    data = DataFolder(settings.data)
     with data.locked(), _listening(settings.host, settings.port) as listener:
-        _log_to(settings.data / "logs", settings.log_level)
+        _log_to(data.logs, settings.log_level)
         _raise_open_files()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, listener))
+            runner.run(_serve(settings, data, listener))
+
+
+async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.socket) -> None:
+    """Make the parts, hand each the others, and serve until told to stop."""
+    keys = None
+    if settings.keys is not None:
+        keys = {key: Identity(*who) for key, who in read_keys(settings.keys).items()}
+    async with contextlib.AsyncExitStack() as parts:
+        registry = SqliteRegistry(data.registry)
+        parts.callback(registry.close)
+        cache = NodeCache(data.cache)
+        await _forget_lost_snapshots(registry, cache)
+
+        fleet = LocalFleet(_pod_command(settings, data), log_path=data.logs / "supervisor.log")
+        await fleet.start()
+        parts.push_async_callback(fleet.close)
+
+        scaler = Scaler(registry=registry, fleet=fleet, sealer=ProcessSealer(cache))
+        await scaler.start()
+        parts.push_async_callback(scaler.stop)
+
+        app = build_app(
+            registry=registry,
+            endpoints=scaler.endpoints,
+            demand=scaler.demand,
+            keys=keys,
+            limits=Limits(),
+            public_url=settings.public_url,
+        )
+        server = _Server(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                log_config=None,
+                log_level="warning",
+                access_log=False,  # the activator writes its own
+                server_header=False,
+                timeout_graceful_shutdown=DRAIN_S,
+            )
+        )
+        await server.serve(sockets=[listener])
+
+
+def _pod_command(settings: ServeSettings, data: DataFolder) -> list[str]:
+    return [
+        *(sys.executable, "-m", "runtime.pod.supervisor"),
+        *("--cache", str(data.cache)),
+        *("--standbys", str(settings.standbys)),
+        *("--log-dir", str(data.logs)),
+    ]
+
+
+async def _forget_lost_snapshots(registry: Registry, cache: NodeCache) -> None:
+    """Have those functions sealed again whose snapshot was removed while no server ran."""
+    for function in await registry.list():
+        try:
+            if function.snapshot is not None:
+                cache.path(function.snapshot)
+        except NotFound:
+            spec = function.spec
+            log.warning("%s: its snapshot is not in the cache; sealing it again", spec.name)
+            await registry.set_sealed(spec.name, spec.revision, snapshot=None, failure=None)
 
 
 class _Server(uvicorn.Server):
     """uvicorn, with our line on stdout once it listens and our handling of signals."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where."""
         await super().startup(sockets)
-        if self.started and sockets:
-            sys.stdout.write(f"glowplug listening on {_url(sockets[0])}\n")
+        for listener in sockets or ():
+            sys.stdout.write(f"glowplug listening on {_url(listener)}\n")
             sys.stdout.flush()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """First signal: stop gracefully; second: at once. Unlike uvicorn's, the exit code is 0."""
+        """First signal: stop gracefully; second: at once. uvicorn would end by the signal itself,
+        before the other parts are closed."""
         loop = asyncio.get_running_loop()
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(each, self._stop)
-        yield
+        serving = asyncio.current_task()
 
-    def _stop(self) -> None:
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        def stop() -> None:
+            if self.should_exit and serving is not None:
+                serving.cancel()
+            self.should_exit = True
+
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, stop)
+        with contextlib.suppress(asyncio.CancelledError):
+            yield
 
 
 @contextlib.contextmanager
@@ -90,11 +168,11 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             reason = "it is in use; stop what listens there or choose another --port"
         else:
-            reason = getattr(error, "strerror", None) or str(error)
+            reason = error.strerror or str(error)
         raise GlowplugError(f"cannot listen on {host} port {port}: {reason}") from None
     with listener:
         yield listener
@@ -107,7 +185,6 @@ def _url(listener: socket.socket) -> str:
 
 def _log_to(folder: Path, level: str) -> None:
     """Log to stderr and to a bounded file; stdout stays free for the one line."""
-    folder.mkdir(exist_ok=True)
     file = RotatingFileHandler(folder / "serve.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES)
     logging.basicConfig(
         level=level.upper(),

@@ -50,3 +50,27 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tie_embeddings:
         shapes["lm_head"] = (config.vocab_size, hidden)
     return shapes
+
+
+def part_shapes(config: ModelConfig) -> dict[str, dict[str, tuple[int, ...]]]:
+    """For every sealed tensor the parts that are stacked into it, top to bottom, and their shapes.
+
+    A source holds parts (`layers.0.q`, `layers.0.gate_bias`, ...); a tensor that is not fused is
+    its own only part.
+    """
+    kv_rows = config.num_kv_heads * config.head_dim
+    rows = {
+        "qkv": {"q": config.num_heads * config.head_dim, "k": kv_rows, "v": kv_rows},
+        "gate_up": {"gate": config.intermediate_size, "up": config.intermediate_size},
+    }
+    parts = {}
+    for name, shape in tensor_shapes(config).items():
+        prefix, _, last = name.rpartition(".")
+        base = last.removesuffix("_bias")
+        bias = last[len(base) :]
+        parts[name] = (
+            {f"{prefix}.{part}{bias}": (count, *shape[1:]) for part, count in rows[base].items()}
+            if base in rows
+            else {name: shape}
+        )
+    return parts

@@ -50,9 +50,9 @@ class GenerationDefaults(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     eos_token_ids: tuple[int, ...]
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    temperature: float | None = Field(None, ge=0, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, gt=0)
 
 
 class Manifest(BaseModel):
@@ -103,6 +103,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise CorruptSnapshot(
             f"{path}: format {manifest.format}, this version reads {FORMAT}; seal it again"
         )
+    if manifest.files.keys() != {WEIGHTS, TOKENIZER}:
+        raise CorruptSnapshot(f"{path}: lists other files than a snapshot has; seal it again")
     for name, entry in manifest.files.items():
         size = (folder / name).stat().st_size if (folder / name).is_file() else -1
         if size != entry.size:

@@ -47,7 +47,7 @@ class PromptLookup:
         self._indexed = len(tokens)
 
     def propose(self, limit: int) -> tuple[int, ...]:
-        """`limit` tokens: what followed the longest match, over and over if it is short; or none."""
+        """`limit` tokens: what followed the longest match, repeated if it is short; or none."""
         tokens = self._tokens
         for length in _LENGTHS:
             start = self._follows.get(tuple(tokens[-length:])) if length < len(tokens) else None

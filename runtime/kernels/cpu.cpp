@@ -263,27 +263,24 @@ AVX512 void merge(const Attention& a, int64_t seq, int64_t kv_head, const Partia
   for (int64_t g = 0; g < group; ++g) {
     float top = -INFINITY, sum = 0;
     for (int64_t p = 0; p < count; ++p) top = std::max(top, parts[p].max[g]);
-    float factor[64];
-    for (int64_t p = 0; p < count; ++p) {
-      factor[p] = std::exp(parts[p].max[g] - top);
-      sum += parts[p].sum[g] * factor[p];
-    }
+    for (int64_t p = 0; p < count; ++p) sum += parts[p].sum[g] * std::exp(parts[p].max[g] - top);
     bf16* out = a.out + (seq * a.heads + kv_head * group + g) * a.dim;
     for (int64_t d = 0; d < a.dim; d += 16) {
       __m512 acc = _mm512_setzero_ps();
       for (int64_t p = 0; p < count; ++p)
         acc = _mm512_fmadd_ps(_mm512_loadu_ps(parts[p].acc + g * a.dim + d),
-                              _mm512_set1_ps(factor[p] / sum), acc);
+                              _mm512_set1_ps(std::exp(parts[p].max[g] - top) / sum), acc);
       store_bf16(out + d, acc);
     }
   }
 }
 
-// One new token a sequence over its paged context. Long contexts are split between threads and
-// merged (flash decoding: Dao et al. 2023).
+// One token a row over its paged context. Long contexts are split between threads and merged (flash
+// decoding: Dao et al. 2023), at places that do not depend on the other rows: nor does the result.
 AVX512 void attention(const Attention& a) {
   int64_t longest = *std::max_element(a.contexts, a.contexts + a.sequences);
-  int64_t splits = std::min<int64_t>(64, (longest + SPLIT_KEYS - 1) / SPLIT_KEYS);
+  if (a.window > 0) longest = std::min(longest, a.window);
+  int64_t splits = (longest + SPLIT_KEYS - 1) / SPLIT_KEYS;
   std::vector<Partial> parts(a.sequences * a.kv_heads * splits);
 #pragma omp parallel
   {
@@ -292,9 +289,9 @@ AVX512 void attention(const Attention& a) {
       int64_t seq = item / (a.kv_heads * splits), split = item % splits;
       int64_t last = a.contexts[seq];
       int64_t first = a.window > 0 ? std::max<int64_t>(0, last - a.window) : 0;
-      int64_t each = (last - first + splits - 1) / splits;
-      int64_t from = std::min(last, first + split * each);
-      attend(a, seq, item / splits % a.kv_heads, from, std::min(last, from + each), parts[item]);
+      int64_t from = std::min(last, first + split * SPLIT_KEYS);
+      attend(a, seq, item / splits % a.kv_heads, from, std::min(last, from + SPLIT_KEYS),
+             parts[item]);
     }
 #pragma omp for schedule(static)
     for (int64_t pair = 0; pair < a.sequences * a.kv_heads; ++pair)

@@ -1,0 +1,123 @@
+"""The activator's ASGI application: everything wired together, nothing decided.
+
+    Boundary (ids, errors, log) → router → Proxy | Models | Warm | Control | probes
+
+`build_app` is called by whoever serves it (`glowplug serve`, the Kubernetes entry point) with the
+implementations of the contracts. All of it runs on one event loop; the server that runs the app
+also runs its lifespan, or calls `start` and `stop`.
+"""
+
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from activator.auth import Identity, Keys
+from activator.boundary import Boundary
+from activator.control import Control
+from activator.functions import Functions
+from activator.lanes import Lanes
+from activator.limits import Limits
+from activator.models import Models
+from activator.proxy import Proxy
+from activator.upstream import Upstream
+from activator.warm import Warm
+from glowplug.contracts import DemandSink, Endpoints, Registry
+from glowplug.errors import Unavailable
+
+DEFAULT_LIMITS = Limits()
+
+
+class Activator:
+    """The front door. Serves from `start` to `stop`."""
+
+    def __init__(self, *, boundary: Boundary, lanes: Lanes, upstream: Upstream) -> None:
+        self._boundary = boundary
+        self._lanes = lanes
+        self._upstream = upstream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "http":
+            await self._boundary(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1003, "reason": "HTTP only"})
+
+    async def start(self) -> None:
+        """Open for requests."""
+        await self._upstream.start()
+        self._lanes.start()
+
+    async def stop(self) -> None:
+        """Close what is open; call it when the server has no request any more."""
+        await self._lanes.stop()
+        await self._upstream.stop()
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await self.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def build_app(
+    *,
+    registry: Registry,
+    endpoints: Endpoints,
+    demand: DemandSink,
+    keys: Mapping[str, Identity] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    public_url: str | None = None,
+) -> Activator:
+    """The activator over these implementations.
+
+    `keys` maps an API key to who it is from; without keys everybody may do everything.
+    `public_url` is how clients reach this server, for invoke URLs; None: as each request's Host.
+    """
+    functions = Functions(registry)  # before the lanes: they ask it when a function changes
+    upstream = Upstream()
+    lanes = Lanes(functions=functions, registry=registry, endpoints=endpoints, sink=demand)
+    proxy = Proxy(functions=functions, lanes=lanes, upstream=upstream, limits=limits)
+    models = Models(registry=registry, functions=functions)
+    control = Control(registry=registry, endpoints=endpoints, limits=limits, public_url=public_url)
+    router = Router(
+        [
+            Route("/f/{function}/v1/models", models.list_of, methods=["GET"]),
+            Route("/f/{function}/v1/models/{model:path}", models.get_of, methods=["GET"]),
+            Route(
+                "/f/{function}/warm", Warm(functions=functions, lanes=lanes).post, methods=["POST"]
+            ),
+            Route("/f/{function}/v1/{path:path}", proxy),
+            Route("/health", _health, methods=["GET"]),
+            Route("/ready", _Ready(upstream).get, methods=["GET"]),
+            Route("/v1/models", models.list_all, methods=["GET"]),
+            Route("/v1/models/{model:path}", models.get, methods=["GET"]),
+            *control.routes(),
+            Route("/v1/{path:path}", proxy),
+        ],
+        redirect_slashes=False,
+    )
+    return Activator(boundary=Boundary(router, Keys(keys)), lanes=lanes, upstream=upstream)
+
+
+async def _health(_request: Request) -> Response:
+    """The process answers."""
+    return JSONResponse({"status": "ok"})
+
+
+class _Ready:
+    """Whether requests can be served: from start to stop."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    async def get(self, _request: Request) -> Response:
+        if not self._upstream.is_open:
+            raise Unavailable("the activator is starting or stopping", retry_after_s=1)
+        return JSONResponse({"status": "ready"})

@@ -1,0 +1,161 @@
+"""The control API: create, replace, read and delete functions. Needs an admin key.
+
+It writes to the registry only. What follows from a change (sealing, starting, draining) is the
+scaler's business, and shows in `state` here.
+"""
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from activator.auth import require_admin
+from activator.body import BodyMemory, declared_bytes, read_body
+from activator.clocks import deadline
+from activator.exchange import exchange_of
+from activator.limits import Limits
+from activator.representation import base_url_of, represent
+from glowplug.contracts import Endpoints, Function, FunctionStatus, Registry
+from glowplug.errors import BodyTimeout, Conflict, InvalidRequest, NotFound
+from glowplug.spec import FunctionSpec, parse_spec
+
+MAX_SPEC_BYTES = 1 << 20
+
+
+class Control:
+    """Endpoints of /v1/functions."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        endpoints: Endpoints,
+        limits: Limits,
+        public_url: str | None,
+    ) -> None:
+        self._registry = registry
+        self._endpoints = endpoints
+        self._limits = limits
+        self._public_url = public_url
+        self._memory = BodyMemory(limits.max_held_bytes)
+        self._one_writer = asyncio.Lock()  # between looking whether a name is free and taking it
+
+    def routes(self) -> list[Route]:
+        """What the router needs."""
+        return [
+            Route("/v1/functions", self.list, methods=["GET"]),
+            Route("/v1/functions", self.create, methods=["POST"]),
+            Route("/v1/functions/{name}", self.get, methods=["GET"]),
+            Route("/v1/functions/{name}", self.put, methods=["PUT"]),
+            Route("/v1/functions/{name}", self.delete, methods=["DELETE"]),
+        ]
+
+    async def list(self, request: Request) -> Response:
+        """GET /v1/functions."""
+        require_admin(exchange_of(request.scope).identity)
+        functions = await self._registry.list()
+        data = [self._represent(function, request) for function in functions]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def get(self, request: Request) -> Response:
+        """GET /v1/functions/{name}."""
+        require_admin(exchange_of(request.scope).identity)
+        function = await self._existing(request.path_params["name"])
+        return JSONResponse(self._represent(function, request))
+
+    async def create(self, request: Request) -> Response:
+        """POST /v1/functions: 201, or 409 where the name is taken."""
+        require_admin(exchange_of(request.scope).identity)
+        spec = parse_spec(await self._json(request))
+        async with self._one_writer:
+            if await self._find(spec.name) is not None:
+                raise Conflict(
+                    f"the function {spec.name} exists; PUT /v1/functions/{spec.name} replaces it",
+                    param="name",
+                    code="function_exists",
+                )
+            function = await self._registry.put(spec)
+        return self._created(function, request)
+
+    async def put(self, request: Request) -> Response:
+        """PUT /v1/functions/{name}: 201 where it is new, 200 where it replaces one."""
+        require_admin(exchange_of(request.scope).identity)
+        spec = _named(await self._json(request), request.path_params["name"])
+        async with self._one_writer:
+            is_new = await self._find(spec.name) is None
+            function = await self._registry.put(spec)
+        if is_new:
+            return self._created(function, request)
+        return JSONResponse(self._represent(function, request))
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE /v1/functions/{name}: no new requests from now on; running ones finish."""
+        require_admin(exchange_of(request.scope).identity)
+        name = request.path_params["name"]
+        async with self._one_writer:
+            await self._existing(name)
+            await self._registry.delete(name)
+        return Response(status_code=204)
+
+    async def _find(self, name: str) -> Function | None:
+        try:
+            return await self._registry.get(name)
+        except NotFound:
+            return None
+
+    async def _existing(self, name: str) -> Function:
+        function = await self._find(name)
+        if function is None:
+            raise NotFound(
+                f"there is no function {name[:100]!r}; GET /v1/functions lists those there are",
+                param="name",
+                code="function_not_found",
+            )
+        return function
+
+    async def _json(self, request: Request) -> Any:
+        with self._memory.share() as share:
+            async with deadline(
+                exchange_of(request.scope).arrived_s + self._limits.body_timeout_s,
+                lambda: BodyTimeout("the request body did not arrive in time; send it faster"),
+            ):
+                body = await read_body(
+                    request.receive,
+                    declared_bytes=declared_bytes(request.headers),
+                    max_bytes=MAX_SPEC_BYTES,
+                    share=share,
+                )
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(
+                f"the body is not valid JSON: {error}", code="invalid_json"
+            ) from None
+
+    def _created(self, function: Function, request: Request) -> Response:
+        return JSONResponse(
+            self._represent(function, request),
+            status_code=201,
+            headers={"location": f"/v1/functions/{function.spec.name}"},
+        )
+
+    def _represent(self, function: Function, request: Request) -> dict[str, Any]:
+        status: FunctionStatus | None = None
+        with contextlib.suppress(NotFound):  # just created: the scaler has not seen it yet
+            status = self._endpoints.status(function.spec.name)
+        return represent(function, status, base_url=base_url_of(request, self._public_url))
+
+
+def _named(data: Any, name: str) -> FunctionSpec:
+    """The spec for PUT: its name may be left out, but not differ from the path's."""
+    if isinstance(data, dict) and data.setdefault("name", name) != name:
+        raise InvalidRequest(
+            f"name: the body says {str(data['name'])[:100]!r} and the path {name!r}; make them the "
+            "same, or leave it out of the body",
+            param="name",
+        )
+    return parse_spec(data)

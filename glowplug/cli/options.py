@@ -1,0 +1,33 @@
+"""Options that several commands share, and what they mean."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Endpoint = Annotated[
+    str, typer.Option(envvar="GLOWPLUG_ENDPOINT", metavar="URL", help="The server to talk to.")
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(envvar="GLOWPLUG_API_KEY", metavar="KEY", help="Sent as a bearer token."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+DataDir = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        envvar="GLOWPLUG_DATA",
+        metavar="DIR",
+        help="Where the registry, the snapshots and the logs lie.",
+    ),
+]
+FunctionName = Annotated[str, typer.Argument(metavar="NAME", help="The function.")]
+
+DEFAULT_ENDPOINT = "http://127.0.0.1:8080"
+DEFAULT_DATA = Path("~/.local/share/glowplug")
+
+
+def absolute_source(source: str) -> str:
+    """A model source as the server must see it: a path absolute, what has a scheme as it is."""
+    return source if "://" in source else str(Path(source).expanduser().absolute())

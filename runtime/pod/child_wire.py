@@ -1,0 +1,128 @@
+"""How the processes inside a pod talk: one JSON object a packet over SOCK_SEQPACKET socket pairs.
+
+    supervisor ⇄ fork server   Imported, Fork, Expect
+    supervisor ⇄ child         Forked, StandbyReady, Expect, Take, Serving, Drain, Failed
+
+A child writes to the supervisor directly from its first moment; the fork server is not between
+them. Descriptors travel beside the packet that names them (SCM_RIGHTS). The end of a child's socket
+means that the supervisor is gone: the child ends at once. All times are `time.monotonic()`, which
+is the same clock in every process of a machine.
+"""
+
+import json
+import socket
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from glowplug.contracts import Assignment
+
+MAX_PACKET_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """Fork server → supervisor: everything is imported, forks can be asked for."""
+
+    imports_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fork:
+    """Supervisor → fork server, with the child's control socket and its output pipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forked:
+    """Child → supervisor: it exists, with the supervisor as its parent."""
+
+    pid: int
+    fork_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandbyReady:
+    """Child → supervisor: it is warm and waits for a snapshot."""
+
+    warm_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expect:
+    """Supervisor → fork server or standby: this snapshot is likely to be assigned."""
+
+    snapshot: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Take:
+    """Supervisor → standby, with the listening socket: become this replica."""
+
+    assignment: Assignment
+    sent_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """Replica → supervisor: it answers requests. `stages_ms`: where its start's time went."""
+
+    stages_ms: dict[str, float] = field(default_factory=dict)
+    sent_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    """Supervisor → replica: no new requests; finish within `drain_s`, then end."""
+
+    drain_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """Child (or the fork server in its place) → supervisor, before it ends: why, for the user."""
+
+    message: str
+
+
+Message = Imported | Fork | Forked | StandbyReady | Expect | Take | Serving | Drain | Failed
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (Imported, Fork, Forked, StandbyReady, Expect, Take, Serving, Drain, Failed)
+}
+
+
+def encode(message: Message) -> bytes:
+    """One packet."""
+    return json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
+
+
+def decode(packet: bytes) -> Message:
+    """The message of one packet.
+
+    Raises:
+        ValueError: not a message of this protocol.
+    """
+    try:
+        fields = json.loads(packet)
+        kind = _KINDS[fields.pop("kind")]
+        if kind is Take:
+            fields["assignment"] = Assignment(**fields["assignment"])
+        message: Message = kind(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a pod packet: {packet[:200]!r} ({error})") from None
+    return message
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends: packets keep their borders and the descriptors sent with them."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(sock: socket.socket, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+    """Send one packet; raises OSError when the other end is gone."""
+    socket.send_fds(sock, [encode(message)], list(descriptors))
+
+
+def receive(sock: socket.socket, *, descriptors: int = 0) -> tuple[Message, list[int]] | None:
+    """Block for one packet and at most `descriptors` descriptors; None at the end of the stream."""
+    packet, received, _, _ = socket.recv_fds(sock, MAX_PACKET_BYTES, descriptors)
+    return (decode(packet), received) if packet else None

@@ -1,0 +1,63 @@
+"""What the pod needs of the program that its children run.
+
+The pod's processes know nothing of models; `runtime.pod.replica:ModelProgram` is the program that
+serves them. The fork server makes one and its children inherit it, with whatever it holds.
+"""
+
+import asyncio
+import importlib
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from glowplug.contracts import Assignment
+from glowplug.stages import Stopwatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all children of a pod share."""
+
+    cache: Path  # the node cache
+    threads: int  # for a replica's computations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """All that a standby is given to become a replica."""
+
+    assignment: Assignment
+    listener: socket.socket  # listening already; connections may be waiting
+    stopwatch: Stopwatch  # has the stages so far
+    ready: Callable[[], None]  # to call once, when requests are answered
+    drain: asyncio.Future[float]  # resolves to drain_s: take no new request, finish, return
+
+
+class Program(Protocol):
+    """Made in the fork server with the pod's settings, without starting a thread."""
+
+    def expect(self, snapshot: str) -> None:
+        """In the fork server, or in a standby: this snapshot (a digest) is likely to be assigned;
+        keep what makes its start shorter. Starts no thread. A failure only costs time later."""
+        ...
+
+    def warm(self) -> None:
+        """In a new standby: own random state, threads, and all warming that needs no model."""
+        ...
+
+    async def serve(self, start: Start) -> None:
+        """Be the replica; return when drained.
+
+        Raises:
+            GlowplugError: the start failed; its message goes to the user.
+        """
+        ...
+
+
+def load_program(name: str, settings: Settings) -> Program:
+    """Import `module:class` and make it."""
+    module, _, attribute = name.partition(":")
+    make: Callable[[Settings], Program] = getattr(importlib.import_module(module), attribute)
+    return make(settings)

@@ -1,0 +1,167 @@
+"""Standbys: the pool of warm processes that wait for a snapshot.
+
+On the supervisor's event loop. The pool is refilled off the path of a cold start: not while a
+replica starts (up to a limit), and a moment after.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from runtime.pod.child import Child, StartFailed
+from runtime.pod.child_wire import Expect, Failed, StandbyReady
+from runtime.pod.output import log
+
+_WARM_LIMIT_S = 60.0
+_END_LIMIT_S = 2.0
+_REFILL_DELAY_S = 1.0  # after a start, so that its first requests have the machine
+_REFILL_AT_MOST_S = 5.0  # a slow start must not keep the pool empty
+_BACKOFF_S = 0.2
+_MAX_BACKOFF_S = 10.0
+_FAILURES_TO_GIVE_UP = 3  # in a row: then those who wait are told
+
+
+class Standbys:
+    """Keeps `keep` standbys ready and hands each out once.
+
+    `fork` makes a process that says StandbyReady; `changed` is told how many are ready.
+    """
+
+    def __init__(
+        self,
+        fork: Callable[[], Awaitable[Child]],
+        *,
+        keep: int,
+        at_once: int,
+        changed: Callable[[int], None],
+    ) -> None:
+        self._fork = fork
+        self._keep = keep
+        self._at_once = at_once  # how many may warm up at the same time
+        self._changed = changed
+        self._told = 0
+        self._ready: deque[Child] = deque()
+        self._waiters: deque[asyncio.Future[Child]] = deque()
+        self._warming: set[asyncio.Task[None]] = set()
+        self._starting = 0
+        self._failures = 0  # in a row
+        self._deaths = 0  # of ready standbys, since the last one was handed out
+        self._pause: asyncio.TimerHandle | None = None
+
+    def fill(self) -> None:
+        """Start what is missing, if now is the time."""
+        self._waiters = deque(waiter for waiter in self._waiters if not waiter.done())
+        wanted = len(self._waiters)
+        if self._pause is None:
+            wanted += max(0, self._keep - len(self._ready))
+        while len(self._warming) < min(wanted, self._at_once):
+            task = asyncio.get_running_loop().create_task(self._warm())
+            self._warming.add(task)
+            task.add_done_callback(self._warmed)
+
+    def take(self) -> asyncio.Future[Child]:
+        """A ready standby at once (the future is done), or the next one; it is the caller's.
+
+        Cancel the future to stop waiting. It fails with StartFailed when no process can be started.
+        """
+        taken: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        self._waiters.append(taken)
+        self._hand_out()
+        self.fill()
+        return taken
+
+    def expect(self, snapshot: str) -> None:
+        """Tell those that wait that this snapshot is likely to be assigned."""
+        for child in self._ready:
+            with suppress(OSError):  # its end is noticed elsewhere
+                child.send(Expect(snapshot=snapshot))
+
+    def close(self) -> None:
+        """Start no more, and think nothing of the deaths of those that wait."""
+        self._keep = 0
+        self._ready.clear()
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Around the start of a replica: refilling waits for its end."""
+        self._starting += 1
+        if self._starting == 1:
+            self._pause_for(_REFILL_AT_MOST_S)
+        try:
+            yield
+        finally:
+            self._starting -= 1
+            if self._starting == 0:
+                self._pause_for(_REFILL_DELAY_S)
+
+    def _pause_for(self, delay_s: float) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+        self._pause = asyncio.get_running_loop().call_later(delay_s, self._resume)
+
+    def _resume(self) -> None:
+        self._pause = None
+        self.fill()
+
+    def _hand_out(self) -> None:
+        while self._ready and self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(self._ready.popleft())
+                self._deaths = 0
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._told != len(self._ready):
+            self._told = len(self._ready)
+            self._changed(self._told)
+
+    async def _warm(self) -> None:
+        """Start one standby; when that fails, the task lasts until the next try is due."""
+        try:
+            child = await self._start()
+        except Exception as error:
+            self._failures += 1
+            log.error("no standby: %s", error, exc_info=not isinstance(error, StartFailed))
+            if self._failures >= _FAILURES_TO_GIVE_UP:
+                for waiter in self._waiters:
+                    if not waiter.done():
+                        waiter.set_exception(StartFailed(f"no process could be started: {error}"))
+                self._waiters.clear()
+            await asyncio.sleep(min(_BACKOFF_S * 2**self._failures, _MAX_BACKOFF_S))
+            return
+        self._failures = 0
+        self._ready.append(child)
+        child.exited.add_done_callback(lambda _: self._lost(child))
+        self._hand_out()
+
+    async def _start(self) -> Child:
+        child = await self._fork()
+        try:
+            async with asyncio.timeout(_WARM_LIMIT_S):
+                answer = await child.receive()
+        except TimeoutError:
+            child.kill()
+            answer = Failed(message=f"a standby was not warm within {_WARM_LIMIT_S:.0f} s")
+        if isinstance(answer, StandbyReady):
+            log.info("%s: warm in %.0f ms", child.output.name, answer.warm_ms)
+            return child
+        how = await child.ended(within_s=_END_LIMIT_S)
+        raise StartFailed(answer.message if isinstance(answer, Failed) else how)
+
+    def _warmed(self, task: asyncio.Task[None]) -> None:
+        self._warming.discard(task)
+        if not task.cancelled():
+            task.result()
+            self.fill()
+
+    def _lost(self, child: Child) -> None:
+        if child not in self._ready:
+            return  # it was handed out
+        self._ready.remove(child)
+        log.error("%s: died while it waited", child.output.name)
+        child.close()
+        self._tell()
+        self._pause_for(min(_BACKOFF_S * 2**self._deaths, _MAX_BACKOFF_S))
+        self._deaths += 1

@@ -1,0 +1,126 @@
+"""The replica's ASGI application: OpenAI's API for one model, and two probes.
+
+    POST /v1/chat/completions, /v1/completions     GET /v1/models, /v1/models/{model}
+    GET /health (the process is fine)              GET /ready (it takes requests)
+
+The pod makes it once the engine is connected, and runs it under uvicorn on the same event loop as
+the EngineClient. Middleware is plain ASGI: a disconnect reaches the endpoints as it happens.
+"""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+from tokenizers import Tokenizer
+
+from runtime.server.admission import Admission
+from runtime.server.engine_client import EngineClient
+from runtime.server.errors import HANDLERS
+from runtime.server.generate_endpoint import GenerateEndpoint
+from runtime.server.prepare import Prepare, ServedModel, prepare_chat, prepare_completion
+from runtime.server.prompt_encoder import PromptEncoder
+from runtime.server.token_text import TokenText
+from snapshot.manifest import Manifest
+
+
+def build_app(
+    *,
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    manifest: Manifest,
+    model_names: Sequence[str],
+    revision: str,
+    admission: Admission,
+    max_body_bytes: int | None = None,
+) -> ASGIApp:
+    """The application for a connected engine.
+
+    `model_names` are what requests may call the model, the first one being its name.
+    `max_body_bytes` None takes a limit that no prompt which fits the context can reach.
+    """
+    max_context, vocab_size = engine.engine.max_context, engine.engine.vocab_size
+    encoder = PromptEncoder(
+        tokenizer=tokenizer, manifest=manifest, max_context=max_context, vocab_size=vocab_size
+    )
+    model = ServedModel(
+        names=tuple(model_names),
+        revision=revision,
+        encoder=encoder,
+        token_text=TokenText(tokenizer),
+        defaults=manifest.generation,
+        max_context=max_context,
+        vocab_size=vocab_size,
+        created=int(time.time()),
+    )
+    if max_body_bytes is None:
+        max_body_bytes = max(4 * 2**20, 64 * max_context)
+
+    def generates(path: str, prepare: Prepare) -> Route:
+        endpoint = GenerateEndpoint(
+            engine=engine,
+            admission=admission,
+            prepare=partial(prepare, model),
+            max_body_bytes=max_body_bytes,
+        )
+        return Route(path, endpoint, methods=["POST"])
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        encoder.close()
+
+    app = Starlette(
+        routes=[
+            generates("/v1/chat/completions", prepare_chat),
+            generates("/v1/completions", prepare_completion),
+            *_model_routes(model),
+            *_probe_routes(engine, admission),
+        ],
+        exception_handlers=HANDLERS,
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _model_routes(model: ServedModel) -> list[Route]:
+    def describe(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "glowplug",
+            "max_model_len": model.max_context,  # as vLLM calls it
+        }
+
+    async def list_models(_request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [describe(name) for name in model.names]})
+
+    async def get_model(request: Request) -> JSONResponse:
+        name = request.path_params["model"]
+        model.check_name(name)
+        return JSONResponse(describe(name))
+
+    return [Route("/v1/models", list_models), Route("/v1/models/{model:path}", get_model)]
+
+
+def _probe_routes(engine: EngineClient, admission: Admission) -> list[Route]:
+    def state(problem: str | None) -> JSONResponse:
+        if problem is not None:
+            return JSONResponse({"status": "unavailable", "reason": problem}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+    async def health(_request: Request) -> JSONResponse:
+        return state(engine.failure)
+
+    async def ready(_request: Request) -> JSONResponse:
+        return state(engine.failure or ("draining" if admission.draining else None))
+
+    return [Route("/health", health), Route("/ready", ready)]

@@ -1,0 +1,169 @@
+"""From a request body to a Job: parse, validate, tokenise, and choose the answer's shape.
+
+All of a request's 400s and 404s come from here; what reaches the engine is valid. Runs on the event
+loop.
+"""
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from glowplug.errors import InvalidRequest, NotFound
+from glowplug.stages import Stopwatch
+from runtime.engine.request import GenerationRequest
+from runtime.server.answer import Job
+from runtime.server.chat_answer import ChatAnswer
+from runtime.server.completion_answer import CompletionAnswer
+from runtime.server.errors import invalid_request
+from runtime.server.prompt_encoder import PromptEncoder
+from runtime.server.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
+    TokenIds,
+)
+from runtime.server.sampling import output_budget, sampling_params
+from runtime.server.token_text import TokenText
+from snapshot.manifest import GenerationDefaults
+
+MAX_SEQUENCES = 128  # prompts x choices of one request
+
+_Request = TypeVar("_Request", bound=GenerationFields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """The model that this replica serves, as requests see it."""
+
+    names: Sequence[str]  # the name that /v1/models lists first, then its aliases
+    revision: str
+    encoder: PromptEncoder
+    token_text: TokenText
+    defaults: GenerationDefaults
+    max_context: int
+    vocab_size: int
+    created: int  # Unix time
+
+    def check_name(self, name: str) -> None:
+        """Raises NotFound for any other model."""
+        if name not in self.names:
+            raise NotFound(
+                f"the model {name[:200]!r} does not exist; this is {self.names[0]!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+Prepare = Callable[[ServedModel, bytes], Awaitable[Job]]
+"""What the two functions below are to their endpoint."""
+
+
+async def prepare_chat(model: ServedModel, body: bytes) -> Job:
+    """The job of a POST /v1/chat/completions. Raises InvalidRequest, NotFound."""
+    stopwatch = Stopwatch()
+    request = _parse(ChatCompletionRequest, body)
+    model.check_name(request.model)
+    prompt = await model.encoder.chat(
+        request.messages,
+        variables=request.chat_template_kwargs,
+        add_generation_prompt=request.add_generation_prompt is not False,
+    )
+    envelope = _envelope(model, request, prefix="chatcmpl-")
+    requests = _sequences(model, request, [prompt], request_id=envelope["id"])
+    stopwatch.lap("tokenize")
+    return Job(
+        requests=requests,
+        prompt_tokens=len(prompt),
+        shape=ChatAnswer(
+            envelope,
+            token_text=model.token_text,
+            with_logprobs=request.alternatives is not None,
+            include_usage=request.include_usage,
+        ),
+        stream=bool(request.stream),
+        stages_ms=stopwatch.stages,
+    )
+
+
+async def prepare_completion(model: ServedModel, body: bytes) -> Job:
+    """The job of a POST /v1/completions. Raises InvalidRequest, NotFound."""
+    stopwatch = Stopwatch()
+    request = _parse(CompletionRequest, body)
+    model.check_name(request.model)
+    if len(request.prompt) * request.choices > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"prompt: {len(request.prompt)} prompts with n={request.choices} are over "
+            f"{MAX_SEQUENCES} completions, the limit; send fewer prompts at a time",
+            param="prompt",
+        )
+    prompts = await model.encoder.plain(request.prompt)
+    envelope = _envelope(model, request, prefix="cmpl-")
+    requests = _sequences(model, request, prompts, request_id=envelope["id"])
+    stopwatch.lap("tokenize")
+    echo = None
+    if request.echo:
+        texts = [model.encoder.text_of(prompt) for prompt in request.prompt]
+        echo = [text for text in texts for _ in range(request.choices)]
+    return Job(
+        requests=requests,
+        prompt_tokens=sum(map(len, prompts)),
+        shape=CompletionAnswer(
+            envelope,
+            token_text=model.token_text,
+            echo=echo,
+            alternatives=request.alternatives,
+            include_usage=request.include_usage,
+        ),
+        stream=bool(request.stream),
+        stages_ms=stopwatch.stages,
+    )
+
+
+def _parse(kind: type[_Request], body: bytes) -> _Request:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid_request(error) from None
+
+
+def _envelope(model: ServedModel, request: GenerationFields, *, prefix: str) -> dict[str, Any]:
+    return {
+        "id": prefix + secrets.token_hex(12),
+        "created": int(time.time()),
+        "model": request.model,
+        "system_fingerprint": model.revision,
+    }
+
+
+def _sequences(
+    model: ServedModel,
+    request: ChatCompletionRequest | CompletionRequest,
+    prompts: Sequence[TokenIds],
+    *,
+    request_id: str,
+) -> list[GenerationRequest]:
+    """`n` sequences of each prompt, in the order of OpenAI's `index`."""
+    sequences: list[GenerationRequest] = []
+    for prompt in prompts:
+        params = sampling_params(
+            request,
+            max_tokens=output_budget(
+                request, prompt_tokens=len(prompt), max_context=model.max_context
+            ),
+            defaults=model.defaults,
+            vocab_size=model.vocab_size,
+        )
+        for choice in range(request.choices):
+            sequences.append(
+                GenerationRequest(
+                    id=f"{request_id}-{len(sequences)}",
+                    prompt=prompt,
+                    params=params,
+                    choice=choice,
+                )
+            )
+    return sequences

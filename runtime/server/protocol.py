@@ -1,0 +1,212 @@
+"""The request bodies of the API, as OpenAI defines them: what is supported, ignored and refused.
+
+Every field that a client may send is in one of three groups: it does what OpenAI (or vLLM, for the
+extensions) says; it asks for nothing of the model (`Ignored`); or it is `Unsupported` and only
+passes with a value that asks for nothing. Unknown fields are refused: no parameter is dropped in
+silence. `null` is the same as leaving a field out, as it is for OpenAI.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+
+from runtime.server.request_fields import (
+    Unsupported,
+    contradiction,
+    one_or_many_prompts,
+    one_or_many_stops,
+    plain_variables,
+    text_of_parts,
+)
+
+MAX_CHOICES = 16
+MAX_MESSAGES = 4096
+MAX_LOGPROBS = 20
+
+Ignored = Any
+"""Accounting and routing hints: they change nothing about the answer."""
+
+TokenIds = tuple[int, ...]
+TokenCount = Annotated[int, Field(ge=1, le=2**31)]
+
+
+class Strict(BaseModel):
+    """No unknown fields, no conversions ("1" is not 1), no NaN or infinity."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """What the stream carries beside the text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[Any, Unsupported(False)] = None
+
+
+class GenerationFields(Strict):
+    """What both endpoints take."""
+
+    model: str = Field(max_length=1024)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    max_tokens: TokenCount | None = None
+    stop: Annotated[tuple[str, ...], PlainValidator(one_or_many_stops)] = ()
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=1024
+    )
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+
+    # vLLM's extensions
+    top_k: int | None = Field(None, ge=-1, le=2**31, description="0 and -1: off")
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    stop_token_ids: list[int] | None = Field(None, max_length=128)
+    ignore_eos: bool | None = None
+
+    user: Ignored = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+
+    @property
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise contradiction("stream_options", "only allowed when stream is true")
+        return self
+
+
+class CalledFunction(Strict):
+    """What an assistant called in an earlier turn."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call in an earlier assistant turn; it goes to the chat template as it is."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Ignored = None
+
+
+class Message(Strict):
+    """One turn. `content` is text: lists of text parts are joined with newlines."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, PlainValidator(text_of_parts)] = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=128)
+    tool_call_id: str | None = None
+
+    # Parts of an answer that clients send back as they got it
+    annotations: Ignored = None
+    refusal: Annotated[Any, Unsupported("")] = None
+    audio: Annotated[Any, Unsupported()] = None
+    function_call: Annotated[Any, Unsupported()] = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise contradiction("tool_calls", f"not allowed in a message of role {self.role}")
+        if self.content is None and not self.tool_calls:
+            raise contradiction("content", "required; give a string or a list of text parts")
+        return self
+
+
+class ChatCompletionRequest(GenerationFields):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    # vLLM's extensions
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], PlainValidator(plain_variables)] = {}
+
+    parallel_tool_calls: Ignored = None  # says something about `tools` only
+    tools: Annotated[Any, Unsupported([])] = None
+    tool_choice: Annotated[Any, Unsupported("none", "auto")] = None
+    functions: Annotated[Any, Unsupported([])] = None
+    function_call: Annotated[Any, Unsupported("none", "auto")] = None
+    response_format: Annotated[Any, Unsupported({"type": "text"})] = None
+    modalities: Annotated[Any, Unsupported(["text"])] = None
+    audio: Annotated[Any, Unsupported()] = None
+    prediction: Annotated[Any, Unsupported()] = None
+    reasoning_effort: Annotated[Any, Unsupported("none")] = None
+    verbosity: Annotated[Any, Unsupported("medium")] = None
+    web_search_options: Annotated[Any, Unsupported()] = None
+    moderation: Annotated[Any, Unsupported()] = None
+    store: Annotated[Any, Unsupported(False)] = None
+
+    @property
+    def alternatives(self) -> int | None:
+        """Log probabilities to report beside the chosen token's; None: not even that."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def output_tokens(self) -> int | None:
+        """The asked-for limit, under either of its names."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise contradiction("top_logprobs", "only allowed when logprobs is true")
+        if None not in (self.max_tokens, self.max_completion_tokens) and (
+            self.max_tokens != self.max_completion_tokens
+        ):
+            raise contradiction("max_tokens", "differs from max_completion_tokens; send only one")
+        return self
+
+
+class CompletionRequest(GenerationFields):
+    """The body of POST /v1/completions."""
+
+    prompt: Annotated[tuple[str | TokenIds, ...], PlainValidator(one_or_many_prompts)]
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    best_of: int | None = None
+    suffix: Annotated[Any, Unsupported("")] = None
+
+    @property
+    def alternatives(self) -> int | None:
+        """Log probabilities to report beside the chosen token's; None: not even that."""
+        return self.logprobs
+
+    @property
+    def output_tokens(self) -> int | None:
+        """The asked-for limit."""
+        return self.max_tokens
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.best_of is not None and self.best_of != self.choices:
+            raise contradiction("best_of", "not supported by this server; use n")
+        if self.echo and self.logprobs is not None:
+            raise contradiction("echo", "not supported together with logprobs")
+        return self

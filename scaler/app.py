@@ -1,0 +1,56 @@
+"""Scaler: the parts of this package wired for one machine.
+
+`glowplug serve` makes it, hands its `demand` and `endpoints` to the activator, and runs it on the
+same event loop. Registry, fleet and sealer are handed in and stay the caller's to close.
+"""
+
+import time
+from collections.abc import Callable
+
+from glowplug.contracts import Fleet, Registry, Sealer
+from scaler.demand import DemandTable
+from scaler.endpoints import ScalerEndpoints
+from scaler.plan import DEFAULT_POLICY, Policy
+from scaler.reconciler import Reconciler
+from scaler.state import State
+
+
+class Scaler:
+    """One scaler; it can be started once."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        fleet: Fleet,
+        sealer: Sealer,
+        policy: Policy = DEFAULT_POLICY,
+        now: Callable[[], float] = time.monotonic,
+        tick_s: float = 1.0,
+        retry_s: float = 1.0,
+    ) -> None:
+        """`now` must be the clock of the demand reports. `retry_s` is the first wait after a
+        failed call to the registry, the fleet or the sealer."""
+        state = State()
+        self.demand = DemandTable()
+        self.endpoints = ScalerEndpoints(state, self.demand, now=now)
+        self.reconciler = Reconciler(
+            registry=registry,
+            fleet=fleet,
+            sealer=sealer,
+            state=state,
+            demand=self.demand,
+            endpoints=self.endpoints,
+            policy=policy,
+            now=now,
+            tick_s=tick_s,
+            retry_s=retry_s,
+        )
+
+    async def start(self) -> None:
+        """Begin; returns once the functions and the running replicas are known."""
+        await self.reconciler.start()
+
+    async def stop(self, *, drain_s: float | None = None) -> None:
+        """End. Replicas go on, unless `drain_s` is given: then all are told to drain and end."""
+        await self.reconciler.stop(drain_s=drain_s)

@@ -1,0 +1,217 @@
+"""plan(): how many replicas each function should have, and why. Pure: no clock, no I/O, no state.
+
+The reconciler calls it on every tick and every edge, the simulator in virtual time. Everything it
+knows comes in as arguments, and what it wants to remember goes out in `Decision.history`.
+
+Reactive rule. D = in flight + queued; one replica takes T = 70% of its sequences (Knative's
+target utilisation).
+- need = ceil(D / T); from zero only for requests that wait or came and left since the last plan.
+- Up at once. Down to the highest need of the last 60 s (the stabilisation window of Kubernetes'
+  HorizontalPodAutoscaler), by half at most per second, and not while a replica is starting.
+- 1 → 0 only after `idle_s` without a request; then the window no longer counts.
+- Always within min_replicas and max_replicas.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from glowplug.spec import FunctionSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Constants of the rule."""
+
+    scale_down_delay_s: float = 60.0
+    lower_every_s: float = 1.0  # halve no faster than this
+
+
+DEFAULT_POLICY = Policy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What the activators have for one function. Times are time.monotonic()."""
+
+    in_flight: int = 0
+    queued: int = 0
+    arrivals: int = 0  # since the last plan; also counts those that left again
+    last_active_s: float | None = None
+
+    @property
+    def total(self) -> int:
+        """Requests that a replica works on or should work on."""
+        return self.in_flight + self.queued
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """The replicas of one function that take requests; draining ones are not counted."""
+
+    starting: int = 0  # of the current revision, those just asked for included
+    ready: int = 0  # of the current revision
+    outdated: int = 0  # of other revisions, until the current one is ready
+    failing: bool = False  # the last start failed, or its model cannot be sealed
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What plan remembers of one function from call to call."""
+
+    desired: int
+    reason: str  # of the last change of `desired`
+    last_active_s: float
+    started: bool  # a replica has existed since the function last was at zero
+    needs: tuple[tuple[float, int], ...]  # (time, need) in the window; each need under the last
+    lowered_s: float = -math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """How many replicas, and why it came to that: one short sentence for people."""
+
+    desired: int
+    reason: str
+    history: History
+
+
+def target_per_replica(spec: FunctionSpec) -> int:
+    """Requests that one replica should have at once: 70% of max_seqs, at least one."""
+    return max(1, (7 * spec.max_seqs + 5) // 10)
+
+
+def plan(
+    now_s: float,
+    demand: Mapping[str, Demand],
+    *,
+    history: Mapping[str, History],
+    specs: Mapping[str, FunctionSpec],
+    fleet: Mapping[str, Counts],
+    policy: Policy = DEFAULT_POLICY,
+) -> dict[str, Decision]:
+    """Decide for every function in `specs`.
+
+    `history` is what the last plan returned; a function without one is new, or the scaler was
+    restarted: then what runs is taken as what was wanted. Functions without demand or replicas may
+    be missing from the other mappings.
+    """
+    return {
+        name: _decide(
+            now_s,
+            spec,
+            demand=demand.get(name, Demand()),
+            history=history.get(name),
+            counts=fleet.get(name, Counts()),
+            policy=policy,
+        )
+        for name, spec in specs.items()
+    }
+
+
+def _decide(
+    now_s: float,
+    spec: FunctionSpec,
+    *,
+    demand: Demand,
+    history: History | None,
+    counts: Counts,
+    policy: Policy,
+) -> Decision:
+    # During a roll both revisions run, each standing for the same requests: never their sum.
+    running = max(counts.starting + counts.ready, counts.outdated)
+    if history is None:
+        history = History(
+            desired=running,
+            reason=f"found running: {running}" if running else "nobody has called it yet",
+            last_active_s=now_s,
+            started=running > 0,
+            needs=((now_s, running),) if running else (),
+        )
+    # What ran and died is wanted back while the function is not idle; what never ran is not.
+    started = running > 0 or (history.started and not counts.failing)
+    before = history.desired if started else 0
+
+    active = demand.total > 0 or demand.arrivals > 0
+    last_active_s = now_s if active else _latest(now_s, history, demand)
+    idle_s = now_s - last_active_s
+    is_idle = not active and idle_s >= spec.idle_s
+
+    need = math.ceil(demand.total / target_per_replica(spec))
+    if before == 0 and running == 0 and demand.queued == 0:
+        # Requests in flight at zero are being finished by a draining replica.
+        need = 1 if demand.arrivals and not counts.failing else 0
+    needs = _window(now_s, need, history, policy)
+
+    desired = need
+    if need < before:
+        floor = 0 if is_idle else max(1, needs[0][1])
+        if before > 1:
+            floor = max(floor, before - before // 2)
+        if counts.starting or (before > 1 and now_s - history.lowered_s < policy.lower_every_s):
+            floor = before
+        desired = min(before, max(need, floor))
+    desired = min(max(desired, spec.min_replicas), spec.max_replicas)
+
+    reason = history.reason
+    if desired != history.desired:
+        if before == 0 and counts.failing:
+            why_fewer = "its replicas fail and no request waits"
+        elif before == 0:
+            why_fewer = "no request waits any more"
+        elif is_idle:
+            why_fewer = f"idle for {idle_s:.1f} s (limit {spec.idle_s:g} s)"
+        else:
+            why_fewer = f"no more than {needs[0][1]} needed for {policy.scale_down_delay_s:g} s"
+        why = _why(
+            spec, demand=demand, before=before, desired=desired, need=need, why_fewer=why_fewer
+        )
+        reason = f"{why}: {history.desired} → {desired}"
+    return Decision(
+        desired=desired,
+        reason=reason,
+        history=History(
+            desired=desired,
+            reason=reason,
+            last_active_s=last_active_s,
+            started=started and desired > 0,
+            needs=needs,
+            lowered_s=now_s if desired < before else history.lowered_s,
+        ),
+    )
+
+
+def _latest(now_s: float, history: History, demand: Demand) -> float:
+    """The last activity; a reporter's clock may be ahead of ours, never of what we answer."""
+    reported_s = -math.inf if demand.last_active_s is None else demand.last_active_s
+    return min(now_s, max(history.last_active_s, reported_s))
+
+
+def _window(
+    now_s: float, need: int, history: History, policy: Policy
+) -> tuple[tuple[float, int], ...]:
+    """Sliding-window maximum as a monotone queue: the first entry is the highest need."""
+    since_s = now_s - policy.scale_down_delay_s
+    kept = (entry for entry in history.needs if entry[0] > since_s and entry[1] > need)
+    return (*kept, (now_s, need))
+
+
+def _why(
+    spec: FunctionSpec, *, demand: Demand, before: int, desired: int, need: int, why_fewer: str
+) -> str:
+    """Why `before` becomes `desired`; both are 0 when what was wanted never came to be."""
+    if desired <= before:
+        return f"max_replicas is {spec.max_replicas}" if before > spec.max_replicas else why_fewer
+    if need < desired:
+        return f"min_replicas is {spec.min_replicas}"
+    if before > 0:
+        why = f"{_requests(demand.total)} at once, {target_per_replica(spec)} per replica"
+    elif demand.queued:
+        why = f"{_requests(demand.queued)} queued, none running"
+    else:
+        why = "a request came and left, none running"
+    return f"{why} (max_replicas is {spec.max_replicas})" if need > desired else why
+
+
+def _requests(count: int) -> str:
+    return f"{count} request" if count == 1 else f"{count} requests"

@@ -1,0 +1,234 @@
+"""Reconciler: the loop that makes what runs equal what plan() wants; the one writer of replicas.
+
+On the event loop, three tasks for its life: one reads the registry after each change, one follows
+the fleet, one does a round on every tick and on every news in between. A round never waits.
+Whatever the registry, the fleet or the sealer raises is logged and tried again later; the loop goes
+on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from glowplug.contracts import Fleet, Function, Registry, Sealer
+from glowplug.spec import FunctionSpec
+from scaler import rollout
+from scaler.breaker import Breaker
+from scaler.demand import DemandTable
+from scaler.endpoints import ScalerEndpoints
+from scaler.launcher import Launcher
+from scaler.plan import Demand, Policy, plan
+from scaler.sealing import Sealing
+from scaler.state import State, Tracked
+
+_log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Writes the state from `start` to `stop`."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        fleet: Fleet,
+        sealer: Sealer,
+        state: State,
+        demand: DemandTable,
+        endpoints: ScalerEndpoints,
+        policy: Policy,
+        now: Callable[[], float],
+        tick_s: float,
+        retry_s: float,
+    ) -> None:
+        """`retry_s` is the first wait after a failed call to the registry, fleet or sealer."""
+        self._registry = registry
+        self._state = state
+        self._demand = demand
+        self._endpoints = endpoints
+        self._policy = policy
+        self._now = now
+        self._tick_s = tick_s
+        self._retry_s = retry_s
+        self._launcher = Launcher(
+            fleet=fleet, state=state, changed=self._changed, now=now, retry_s=retry_s
+        )
+        self._sealing = Sealing(
+            sealer=sealer,
+            registry=registry,
+            progress=self._seal_progress,
+            sealed=self._sealed,
+            retry_s=retry_s,
+        )
+        self._wake = asyncio.Event()
+        self._news: set[str] = set()  # functions to look at before the next tick
+        self._registry_changed = asyncio.Event()
+        self._functions_known = asyncio.Event()
+        self._replicas_known = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        registry.subscribe(lambda _: self._registry_changed.set())
+        demand.subscribe(self._demand_edge)
+
+    async def start(self) -> None:
+        """Read what is deployed and what runs, then begin. Returns once both are known."""
+        self._registry_changed.set()
+        self._tasks.append(asyncio.create_task(self._follow_registry(), name="scaler registry"))
+        following = self._launcher.follow(known=self._replicas_known.set)
+        self._tasks.append(asyncio.create_task(following, name="scaler fleet"))
+        await self._functions_known.wait()
+        await self._replicas_known.wait()
+        self._tasks.append(asyncio.create_task(self._run(), name="scaler rounds"))
+
+    async def stop(self, *, drain_s: float | None = None) -> None:
+        """End the loop. Replicas go on, unless `drain_s` is given: then all are released."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._sealing.stop()
+        await self._launcher.stop(drain_s=drain_s)
+
+    def round(self, names: Collection[str] | None = None) -> None:
+        """Decide for these functions, or on a tick for all; carry out and tell."""
+        now_s, functions, replicas = self._now(), self._state.functions, self._state.replicas
+        if names is None:
+            self._sealing.ensure(tracked.function for tracked in functions.values())
+            self._launcher.release_again()
+            names = {*functions, *(entry.replica.function for entry in replicas)}
+        for name in names:
+            if name not in functions:
+                self._release_all(name)
+        chosen = {name: functions[name] for name in names if name in functions}
+        demands = {name: self._demand.take(name) for name in chosen}
+        decisions = plan(
+            now_s,
+            demands,
+            history={
+                name: tracked.decision.history
+                for name, tracked in chosen.items()
+                if tracked.decision
+            },
+            specs={name: tracked.function.spec for name, tracked in chosen.items()},
+            fleet={
+                name: rollout.count(
+                    replicas.of(name),
+                    tracked.revision,
+                    failing=tracked.breaker.failing or tracked.function.failure is not None,
+                )
+                for name, tracked in chosen.items()
+            },
+            policy=self._policy,
+        )
+        for name, tracked in chosen.items():
+            decision = decisions[name]
+            if decision.desired != tracked.desired:
+                _log.info("%s: %s", name, decision.reason)
+            tracked.decision = decision
+            self._launcher.release_stuck(tracked)
+            self._carry_out(tracked, demands[name], now_s, why=decision.reason)
+            self._endpoints.refresh(name)
+
+    def _release_all(self, function: str) -> None:
+        for entry in self._state.replicas.of(function):
+            if not entry.released:
+                self._launcher.release(entry, why="its function is deleted")
+
+    def _carry_out(self, tracked: Tracked, demand: Demand, now_s: float, *, why: str) -> None:
+        snapshot = tracked.function.snapshot
+        situation = rollout.Situation(
+            revision=tracked.revision,
+            sealed=snapshot is not None,
+            desired=tracked.desired,
+            busy=demand.total > 0,
+            may_start=tracked.breaker.may_start(now_s),
+            failing=tracked.breaker.failing,
+        )
+        moves = rollout.moves(self._state.replicas.of(tracked.name), situation, why=why)
+        for entry, reason in moves.releases:
+            self._launcher.release(entry, why=reason)
+        if snapshot is not None:
+            for _ in range(moves.starts):
+                self._launcher.start(tracked, snapshot=snapshot)
+
+    async def _run(self) -> None:
+        """All functions on every tick, and between ticks only those with news: a cold start must
+        not wait for a thousand others."""
+        loop = asyncio.get_running_loop()
+        tick_at_s = loop.time()
+        while True:
+            self._wake.clear()
+            names, self._news = self._news, set()
+            is_tick = loop.time() >= tick_at_s
+            if is_tick:
+                tick_at_s = loop.time() + self._tick_s
+            try:
+                self.round(None if is_tick else names)
+            except Exception:
+                _log.exception("a round failed; the next one follows")
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(tick_at_s):
+                    await self._wake.wait()
+
+    def _has_news(self, function: str) -> None:
+        self._news.add(function)
+        self._wake.set()
+
+    def _demand_edge(self, function: str) -> None:
+        """Someone waits: at zero do not let the tick pass first."""
+        if not any(entry.live for entry in self._state.replicas.of(function)):
+            self._has_news(function)
+
+    def _changed(self, function: str) -> None:
+        """Its replicas, its spec or its snapshot."""
+        self._endpoints.refresh(function)
+        self._has_news(function)
+
+    async def _follow_registry(self) -> None:
+        while True:
+            await self._registry_changed.wait()
+            self._registry_changed.clear()
+            try:
+                self._take_functions(await self._registry.list())
+            except Exception:
+                _log.exception("the registry cannot be read")
+                self._registry_changed.set()
+                await asyncio.sleep(self._retry_s)
+
+    def _take_functions(self, functions: Sequence[Function]) -> None:
+        known = self._state.functions
+        for function in functions:
+            name = function.spec.name
+            tracked = known.get(name)
+            if tracked is None:
+                known[name] = Tracked(function=function)
+            elif function != tracked.function:
+                if function.updated_s != tracked.function.updated_s:  # deployed again: try again
+                    tracked.breaker = Breaker()
+                sealed = function.snapshot is not None or function.failure is not None
+                if sealed or function.spec.revision != tracked.revision:
+                    tracked.sealing_progress = None
+                tracked.function = function
+            else:
+                continue
+            self._changed(name)
+        for name in known.keys() - {function.spec.name for function in functions}:
+            self._release_all(name)  # while its drain limit is known
+            del known[name]
+            self._demand.forget(name)
+            self._endpoints.refresh(name)
+        self._sealing.ensure(functions)
+        self._functions_known.set()
+
+    def _seal_progress(self, name: str, done: float) -> None:
+        if name in self._state.functions:
+            self._state.functions[name].sealing_progress = done
+            self._endpoints.refresh(name)
+
+    def _sealed(self, spec: FunctionSpec, snapshot: str | None, failure: str | None) -> None:
+        """Known here before the registry's own notice, so that no second seal begins."""
+        tracked = self._state.functions.get(spec.name)
+        if tracked is not None and tracked.revision == spec.revision:
+            tracked.sealing_progress = None
+            tracked.function = replace(tracked.function, snapshot=snapshot, failure=failure)
+            self._changed(spec.name)

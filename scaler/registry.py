@@ -1,0 +1,307 @@
+"""SqliteRegistry: the deployed functions of one machine, in one SQLite file.
+
+Called on the event loop by the control API and the reconciler. This process is the file's only
+writer, so reads are answered from memory and never wait. Writes run in a thread of their own: a
+durable commit waits for the disk, and the tokens of every open stream pass through the same loop.
+"""
+
+import asyncio
+import json
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from glowplug.contracts import Function
+from glowplug.errors import GlowplugError, InvalidSpec, NotFound
+from glowplug.spec import FunctionSpec, parse_spec
+
+SCHEMA_VERSION = 1
+_BUSY_TIMEOUT_S = 5.0
+_SCHEMA = """
+CREATE TABLE functions (
+    name TEXT PRIMARY KEY,
+    spec TEXT NOT NULL,          -- FunctionSpec as JSON
+    revision TEXT NOT NULL,      -- the revision that snapshot and failure belong to
+    generation INTEGER NOT NULL,
+    snapshot TEXT,
+    failure TEXT,
+    created_s REAL NOT NULL,
+    updated_s REAL NOT NULL
+) WITHOUT ROWID
+"""
+_UPSERT = """
+INSERT INTO functions
+    (name, spec, revision, generation, snapshot, failure, created_s, updated_s)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET
+    spec = excluded.spec, revision = excluded.revision, generation = excluded.generation,
+    snapshot = excluded.snapshot, failure = excluded.failure,
+    created_s = excluded.created_s, updated_s = excluded.updated_s
+"""
+_SELECT = """
+SELECT name, spec, revision, generation, snapshot, failure, created_s, updated_s FROM functions
+"""
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+def unknown_function(name: str) -> NotFound:
+    """The error for a name that nothing is deployed under."""
+    return NotFound(
+        f"function {name!r} does not exist; deploy it first, or check the name with `glowplug ls`",
+        param="model",
+        code="function_not_found",
+    )
+
+
+class SqliteRegistry:
+    """Implements glowplug.contracts.Registry. A write has reached the disk when it returns."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file; blocks for some milliseconds.
+
+        Raises:
+            GlowplugError: the file is corrupt, not a registry, from a newer version, or cannot be
+                opened; the message names it.
+        """
+        self._path = path
+        self._connection = _open(path)
+        try:
+            self._functions = _load(self._connection)
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise _named(path, error) from None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="registry")
+        self._lock = asyncio.Lock()  # a change is read, computed and written as one
+        self._writes: set[asyncio.Task[Any]] = set()
+        self._subscribers: list[Callable[[str], None]] = []
+
+    async def list(self) -> Sequence[Function]:
+        """All functions, by name."""
+        return [self._functions[name] for name in sorted(self._functions)]
+
+    async def get(self, name: str) -> Function:
+        """Raises NotFound."""
+        try:
+            return self._functions[name]
+        except KeyError:
+            raise unknown_function(name) from None
+
+    async def put(self, spec: FunctionSpec) -> Function:
+        """Create or update.
+
+        A new revision clears `snapshot` and `failure`; the same one clears only `failure`, so that
+        deploying again tries again. `generation` counts changes, so an equal spec leaves it alone.
+        """
+        return await self._to_the_end(self._put(spec))
+
+    async def delete(self, name: str) -> None:
+        """Raises NotFound."""
+        await self._to_the_end(self._delete(name))
+
+    async def set_sealed(
+        self, name: str, revision: str, *, snapshot: str | None, failure: str | None
+    ) -> None:
+        """Record how sealing ended; ignored where the function has another revision by now."""
+        await self._to_the_end(self._set_sealed(name, revision, snapshot=snapshot, failure=failure))
+
+    def subscribe(self, changed: Callable[[str], None]) -> None:
+        """Call `changed(name)` on the event loop after each change of a function."""
+        self._subscribers.append(changed)
+
+    def close(self) -> None:
+        """Finish the write that runs and close the file. Nothing may be called after it."""
+        self._thread.shutdown(wait=True)
+        self._connection.close()
+
+    async def _put(self, spec: FunctionSpec) -> Function:
+        async with self._lock:
+            now_s = time.time()
+            old = self._functions.get(spec.name)
+            if old is None:
+                function = Function(spec=spec, generation=1, created_s=now_s, updated_s=now_s)
+            else:
+                same_revision = spec.revision == old.spec.revision
+                function = replace(
+                    old,
+                    spec=spec,
+                    generation=old.generation + (spec != old.spec),
+                    snapshot=old.snapshot if same_revision else None,
+                    failure=None,
+                    updated_s=now_s,
+                )
+            await self._store(function)
+            return function
+
+    async def _delete(self, name: str) -> None:
+        async with self._lock:
+            if name not in self._functions:
+                raise unknown_function(name)
+            await self._execute("DELETE FROM functions WHERE name = ?", (name,))
+            del self._functions[name]
+            self._notify(name)
+
+    async def _set_sealed(
+        self, name: str, revision: str, *, snapshot: str | None, failure: str | None
+    ) -> None:
+        async with self._lock:
+            function = self._functions.get(name)
+            if function is not None and function.spec.revision == revision:
+                await self._store(replace(function, snapshot=snapshot, failure=failure))
+
+    async def _store(self, function: Function) -> None:
+        spec = function.spec
+        await self._execute(
+            _UPSERT,
+            (
+                spec.name,
+                spec.model_dump_json(),
+                spec.revision,
+                function.generation,
+                function.snapshot,
+                function.failure,
+                function.created_s,
+                function.updated_s,
+            ),
+        )
+        self._functions[spec.name] = function
+        self._notify(spec.name)
+
+    async def _execute(self, sql: str, values: tuple[object, ...]) -> None:
+        """Run one statement, a transaction of its own, in the writer's thread."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._thread, self._connection.execute, sql, values)
+        except sqlite3.Error as error:
+            raise _named(self._path, error) from None
+
+    def _notify(self, name: str) -> None:
+        for changed in self._subscribers:
+            try:
+                changed(name)
+            except Exception:  # the write is done; whoever made it must not hear otherwise
+                _log.exception("a subscriber failed on a change of %s", name)
+
+    async def _to_the_end(self, write: Coroutine[Any, Any, _T]) -> _T:
+        """A write that is begun also reaches memory and subscribers, even if its caller leaves."""
+        task = asyncio.create_task(write)
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return await asyncio.shield(task)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # One thread uses the connection at a time: the opening one, then the writer's.
+        connection = sqlite3.connect(
+            path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+    except (OSError, sqlite3.Error) as error:
+        raise _named(path, error) from None
+    try:
+        _prepare(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
+        raise _named(path, error) from None
+    except GlowplugError:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Check the file and its schema; create the schema in an empty file."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise GlowplugError(
+            f"{path}: written by a newer Glowplug (registry schema {version}, this version knows "
+            f"{SCHEMA_VERSION}); upgrade Glowplug, or use another data folder"
+        )
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")  # in WAL the default may lose the last commits
+    (check,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if check != "ok":
+        raise _corrupt(path, check)
+    if version == SCHEMA_VERSION:
+        return
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if tables:
+        raise GlowplugError(f"{path}: a SQLite file, but not a function registry; move it away")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(_SCHEMA)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _load(connection: sqlite3.Connection) -> dict[str, Function]:
+    functions = {}
+    for (
+        name,
+        text,
+        revision,
+        generation,
+        snapshot,
+        failure,
+        created_s,
+        updated_s,
+    ) in connection.execute(_SELECT):
+        spec, invalid = _stored_spec(name, text)
+        if invalid is not None:
+            _log.error("function %s: %s", name, invalid)
+        # A version of Glowplug that derives revisions in another way seals again.
+        sealed = invalid is None and spec.revision == revision
+        functions[name] = Function(
+            spec=spec,
+            generation=generation,
+            snapshot=snapshot if sealed else None,
+            failure=failure if sealed else invalid,
+            created_s=created_s,
+            updated_s=updated_s,
+        )
+    return functions
+
+
+def _stored_spec(name: str, text: str) -> tuple[FunctionSpec, str | None]:
+    """The spec of a row; where it is not valid, a stand-in with defaults, and the reason."""
+    fields: object = None
+    try:
+        fields = json.loads(text)
+        spec = parse_spec(fields)
+        if spec.name == name:
+            return spec, None
+        reason = f"name: it is stored under {name!r} but says {spec.name!r}"
+    except InvalidSpec as error:
+        reason = error.message
+    except (ValueError, TypeError, RecursionError) as error:
+        reason = f"not JSON ({error})"
+    model = fields.get("model") if isinstance(fields, dict) else None
+    stand_in = FunctionSpec.model_construct(
+        name=name, model=model if isinstance(model, str) else "unknown"
+    )
+    return stand_in, f"its stored spec is not valid: {reason}; deploy it again"
+
+
+def _named(path: Path, error: OSError | sqlite3.Error) -> GlowplugError:
+    """The error for the user: which file, what is wrong, what to do."""
+    if isinstance(error, OSError):
+        return GlowplugError(f"{path}: cannot be opened ({error.strerror})")
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code of an extended one
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return _corrupt(path, str(error))
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return GlowplugError(f"{path}: in use by another process; stop it and try again")
+    return GlowplugError(f"{path}: the function registry cannot be used ({error})")
+
+
+def _corrupt(path: Path, detail: str) -> GlowplugError:
+    return GlowplugError(
+        f"{path}: the function registry is corrupt ({detail}); restore it from a backup, or move "
+        "it away to start with an empty one"
+    )

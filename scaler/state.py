@@ -1,0 +1,143 @@
+"""What the scaler knows of functions and replicas: written by the reconciler, read by Endpoints.
+
+Plain data on one event loop; nothing here waits or decides.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from glowplug.contracts import Assignment, Function, Replica, ReplicaState, StartKind
+from scaler.breaker import Breaker
+from scaler.plan import Decision
+
+_ORDER = list(ReplicaState)
+
+
+@dataclass(kw_only=True)
+class Tracked:
+    """One function with what became of it."""
+
+    function: Function
+    decision: Decision | None = None
+    breaker: Breaker = field(default_factory=Breaker)
+    sealing_progress: float | None = None  # 0.0 to 1.0 while sealing
+    last_start_ms: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.spec.name
+
+    @property
+    def revision(self) -> str:
+        """The current revision."""
+        return self.function.spec.revision
+
+    @property
+    def desired(self) -> int:
+        """Replicas wanted by the last decision."""
+        return self.decision.desired if self.decision else 0
+
+
+@dataclass(kw_only=True)
+class Entry:
+    """One replica, from the moment it is asked for until it is gone."""
+
+    replica: Replica
+    since_s: float  # the scaler's clock when it was asked for or first seen
+    pending: asyncio.Task[None] | None = None  # the assignment, until the fleet has taken it
+    released: bool = False  # by us: its end is no failure
+    unreleased: bool = False  # the fleet did not hear of the release: tell it again
+    ready_at_s: float | None = None  # the scaler's clock
+
+    @property
+    def live(self) -> bool:
+        """It takes requests, now or soon."""
+        return self.replica.state in (ReplicaState.STARTING, ReplicaState.READY)
+
+    @property
+    def ready(self) -> bool:
+        """It answers requests."""
+        return self.replica.state is ReplicaState.READY
+
+    @property
+    def starting(self) -> bool:
+        """It is asked for or starts."""
+        return self.replica.state is ReplicaState.STARTING
+
+
+class ReplicaTable:
+    """All replicas that are not gone, by id; a replica's state only moves forward."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._of: dict[str, dict[str, Entry]] = {}  # the same entries by function
+
+    def get(self, replica: str) -> Entry | None:
+        """The replica's entry, unless it is gone."""
+        return self._entries.get(replica)
+
+    def of(self, function: str) -> list[Entry]:
+        """The function's replicas, oldest first."""
+        return sorted(self._of.get(function, {}).values(), key=lambda entry: entry.since_s)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(list(self._entries.values()))
+
+    def expect(self, assignment: Assignment, *, now_s: float) -> Entry:
+        """Add a replica that is about to be asked for; it counts as starting from now on."""
+        replica = Replica(
+            id=assignment.replica,
+            function=assignment.function,
+            revision=assignment.revision,
+            state=ReplicaState.STARTING,
+            url="",  # not known yet
+            capacity=assignment.max_seqs,
+            start_kind=StartKind.SNAPSHOT,
+        )
+        return self._add(replica, now_s)
+
+    def adopt(self, replica: Replica, *, now_s: float) -> Entry:
+        """Add a replica that runs already."""
+        entry = self._add(replica, now_s)
+        if entry.ready:
+            entry.ready_at_s = now_s
+        return entry
+
+    def update(self, entry: Entry, replica: Replica, *, now_s: float) -> bool:
+        """Take over the fleet's view; False when it is older than ours and so ignored."""
+        if _ORDER.index(replica.state) < _ORDER.index(entry.replica.state):
+            return False
+        entry.replica = replica
+        if entry.ready and entry.ready_at_s is None:
+            entry.ready_at_s = now_s
+        return True
+
+    def release(self, entry: Entry) -> None:
+        """From now on it is draining and its end is expected."""
+        entry.released = True
+        entry.replica = replace(entry.replica, state=ReplicaState.DRAINING)
+
+    def remove(self, replica: str) -> None:
+        """It is gone."""
+        entry = self._entries.pop(replica, None)
+        if entry is not None:
+            of_function = self._of[entry.replica.function]
+            del of_function[replica]
+            if not of_function:
+                del self._of[entry.replica.function]
+
+    def _add(self, replica: Replica, now_s: float) -> Entry:
+        entry = Entry(replica=replica, since_s=now_s)
+        self._entries[replica.id] = entry
+        self._of.setdefault(replica.function, {})[replica.id] = entry
+        return entry
+
+
+class State:
+    """All functions and all replicas."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, Tracked] = {}
+        self.replicas = ReplicaTable()

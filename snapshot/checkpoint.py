@@ -1,0 +1,95 @@
+"""Checkpoint: an opened model source, whatever its format. Sources make it, seal.py consumes it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from glowplug.errors import CorruptSnapshot, UnsupportedModel
+from snapshot.layout import part_shapes
+from snapshot.manifest import ChatFormat, GenerationDefaults
+from snapshot.model_config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFormat:
+    """How a model's text becomes tokens and ends; see manifest.Manifest for the fields.
+
+    `tokenizer_json` adds no special token by itself and neither truncates nor pads.
+    """
+
+    tokenizer_json: bytes
+    add_bos: bool
+    bos_token_id: int | None
+    generation: GenerationDefaults
+    chat: ChatFormat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Checked before it is made: every part that the config asks for is there, in its shape.
+
+    `read(part, out)` fills `out` with a part's values (names and shapes: layout.part_shapes),
+    rounded to `out`'s dtype to nearest even, and holds no more than a chunk of it beside `out`. It
+    raises SnapshotError when the file cannot be read.
+    """
+
+    name: str  # the file or folder, for messages
+    config: ModelConfig
+    text: TextFormat
+    read: Callable[[str, torch.Tensor], None]
+
+
+def generation_defaults(name: str, fields: dict[str, Any]) -> GenerationDefaults:
+    """GenerationDefaults from what the file `name` says.
+
+    Raises:
+        CorruptSnapshot: a value is out of range.
+    """
+    try:
+        return GenerationDefaults.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CorruptSnapshot(f"{name}: {first['loc'][0]}: {first['msg']}; correct it") from None
+
+
+def match_parts(
+    config: ModelConfig,
+    stored: Mapping[str, tuple[int, ...]],
+    *,
+    name_of: Callable[[str], str],
+    ignored: Callable[[str], bool],
+    where: str,
+) -> dict[str, str]:
+    """Each part's name in the source: all there, in the right shape, and nothing else.
+
+    `stored` has the source's tensors with their shapes; `ignored` tells those that are no weights.
+
+    Raises:
+        CorruptSnapshot: a tensor is missing or has another shape.
+        UnsupportedModel: the source has more than the config describes.
+    """
+    names: dict[str, str] = {}
+    for parts in part_shapes(config).values():
+        for part, shape in parts.items():
+            name = names[part] = name_of(part)
+            if name not in stored:
+                raise CorruptSnapshot(
+                    f"{where}: the tensor {name} is missing; the weights are incomplete or of "
+                    "another model"
+                )
+            if stored[name] != shape:
+                raise CorruptSnapshot(
+                    f"{where}: the tensor {name} has the shape {list(stored[name])}, the model's "
+                    f"config asks for {list(shape)}; it is damaged or of another model"
+                )
+    known = set(names.values())
+    for name in stored:
+        if name not in known and not ignored(name):
+            raise UnsupportedModel(
+                f"{where}: the tensor {name} is no part of the {config.family} model that its "
+                "config describes"
+            )
+    return names

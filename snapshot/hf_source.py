@@ -1,0 +1,181 @@
+"""Open a Hugging Face folder as a Checkpoint. Called by seal.py in the sealing process only.
+
+Weights come from model.safetensors or the shards of model.safetensors.index.json, mapped by the
+safetensors library. Pickled weights are refused: reading one can run code.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from glowplug.errors import CorruptSnapshot, UnsupportedModel
+from snapshot.checkpoint import Checkpoint, match_parts
+from snapshot.hf_config import hf_config
+from snapshot.hf_tokenizer import hf_tokenizer
+from snapshot.json_file import LFS_POINTER, read_json_object, refuse_lfs_pointer
+from snapshot.model_config import ModelConfig
+from snapshot.source import PICKLE_SUFFIXES
+
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_INDEX_BYTES = 64 << 20
+_MAX_SHARDS = 1024
+_DTYPES = ("F32", "F16", "BF16", "F64")
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_NOT_WEIGHTS = re.compile(r".*rotary_emb\.inv_freq")  # saved by old versions; follows from config
+
+_TOP = {"embed": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "o": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+def open_huggingface(folder: Path) -> Checkpoint:
+    """Check a folder and map its weights; they stay mapped as long as the checkpoint lives.
+
+    Raises:
+        CorruptSnapshot: a file is missing, damaged, cut short, or of another model.
+        UnsupportedModel: a model type, weight format or tokenizer that is not known.
+    """
+    path = folder / "config.json"
+    fields = read_json_object(path, max_bytes=_MAX_CONFIG_BYTES)
+    config = hf_config(fields, path)
+    tensors = _open_shards(folder)
+    names = _check_tensors(tensors, config, folder)
+    return Checkpoint(
+        name=str(folder),
+        config=config,
+        text=hf_tokenizer(folder, fields, config.vocab_size),
+        read=_reader(tensors, names),
+    )
+
+
+def _open_shards(folder: Path) -> dict[str, tuple[Path, Any]]:
+    """Every tensor's name with the shard that holds it, opened."""
+    tensors: dict[str, tuple[Path, Any]] = {}
+    for path in _shards(folder):
+        shard = _open_shard(path)
+        for name in shard.keys():  # noqa: SIM118
+            if name in tensors:
+                raise CorruptSnapshot(
+                    f"{path}: the tensor {name} is in {tensors[name][0].name} too; remove the file "
+                    "that does not belong to the model"
+                )
+            tensors[name] = (path, shard)
+    return tensors
+
+
+def _shards(folder: Path) -> list[Path]:
+    if (folder / _SINGLE).is_file():
+        return [folder / _SINGLE]
+    if (folder / _INDEX).is_file():
+        return _indexed_shards(folder)
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise UnsupportedModel(
+            f"{folder}: only pickled weights ({pickles[0]}), which can run code when read; convert "
+            "them: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    if (folder / "adapter_model.safetensors").is_file():
+        raise UnsupportedModel(f"{folder}: an adapter without its base model; merge them first")
+    raise CorruptSnapshot(f"{folder}: no {_SINGLE} and no {_INDEX}; download the weights")
+
+
+def _indexed_shards(folder: Path) -> list[Path]:
+    path = folder / _INDEX
+    weight_map = read_json_object(path, max_bytes=_MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) for file in weight_map.values()
+    ):
+        raise CorruptSnapshot(f"{path}: no weight_map of file names; the file is damaged")
+    files = sorted(set(weight_map.values()))
+    if not 0 < len(files) <= _MAX_SHARDS:
+        raise CorruptSnapshot(f"{path}: names {len(files)} files, {_MAX_SHARDS} at most are read")
+    for file in files:
+        if file != Path(file).name or not file.endswith(".safetensors"):
+            raise UnsupportedModel(
+                f"{path}: names {file[:80]!r}; only .safetensors files beside it are read"
+            )
+        if not (folder / file).is_file():
+            raise CorruptSnapshot(f"{folder / file}: missing, the index names it; download it")
+    return [folder / file for file in files]
+
+
+def _open_shard(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            refuse_lfs_pointer(file.read(len(LFS_POINTER)), path)
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise CorruptSnapshot(
+            f"{path}: not a whole safetensors file ({error}); download it again"
+        ) from None
+    except OSError as error:
+        raise CorruptSnapshot(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _hf_name(part: str) -> str:
+    """`layers.0.q_bias` -> `model.layers.0.self_attn.q_proj.bias`."""
+    stem = part.removesuffix("_bias")
+    suffix = "bias" if stem != part else "weight"
+    if stem in _TOP:
+        return f"{_TOP[stem]}.{suffix}"
+    _, layer, last = stem.split(".")
+    return f"model.layers.{layer}.{_LAYER[last]}.{suffix}"
+
+
+def _check_tensors(
+    tensors: dict[str, tuple[Path, Any]], config: ModelConfig, folder: Path
+) -> dict[str, str]:
+    """The name of each part's tensor."""
+    slices = {name: shard.get_slice(name) for name, (_, shard) in tensors.items()}
+
+    def ignored(name: str) -> bool:
+        # A tied lm_head is a copy of the embedding, written by old versions.
+        return bool(_NOT_WEIGHTS.fullmatch(name)) or (
+            config.tie_embeddings and name == _hf_name("lm_head")
+        )
+
+    names = match_parts(
+        config,
+        {name: tuple(stored.get_shape()) for name, stored in slices.items()},
+        name_of=_hf_name,
+        ignored=ignored,
+        where=str(folder),
+    )
+    for name in names.values():
+        kind = slices[name].get_dtype()
+        if kind not in _DTYPES:
+            raise UnsupportedModel(
+                f"{tensors[name][0]}: the tensor {name} has the type {kind}; only "
+                f"{', '.join(_DTYPES)} are read"
+            )
+    return names
+
+
+def _reader(
+    tensors: dict[str, tuple[Path, Any]], names: dict[str, str]
+) -> Callable[[str, torch.Tensor], None]:
+    def read(part: str, out: torch.Tensor) -> None:
+        name = names[part]
+        path, shard = tensors[name]
+        try:
+            out.copy_(shard.get_tensor(name))  # a view of the mapped file: one copy, converting
+        except (SafetensorError, RuntimeError) as error:
+            raise CorruptSnapshot(f"{path}: {name} cannot be read ({error})") from None
+
+    return read

@@ -1,0 +1,79 @@
+"""Restore a snapshot: its tensors, ready for the forward pass, with no work per byte on the CPU.
+
+Called by a replica once, on its main thread. On the CPU the weights file is mapped and every tensor
+is a view of the mapping: nothing is copied, and replicas of one snapshot share its pages. The
+mapping is private and copy-on-write: a stray write to a weight cannot reach the file or others.
+"""
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from glowplug.errors import CorruptSnapshot
+from snapshot.manifest import WEIGHTS, Manifest, read_manifest
+from snapshot.weights_file import WeightsPlan, plan_weights
+
+# Without it a writable mapping larger than the machine's memory is refused, though nobody writes.
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; Python names it from 3.13
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A snapshot in memory. `tensors` by the names of layout.py; do not write to them."""
+
+    manifest: Manifest
+    tensors: dict[str, torch.Tensor]
+
+
+def restore(folder: Path, *, device: str = "cpu") -> Restored:
+    """Map a sealed snapshot, or copy it to another device.
+
+    Names, shapes, dtype and file sizes are checked, and the weights file's header byte by byte; the
+    weights themselves are not read (NodeCache.verify does that).
+
+    Raises:
+        CorruptSnapshot: a file is missing, cut short or changed.
+    """
+    manifest = read_manifest(folder)
+    plan = plan_weights(manifest.config, manifest.dtype)
+    data = _map(folder / WEIGHTS, plan)
+    dtype: torch.dtype = getattr(torch, manifest.dtype)  # they have torch's names
+    size = dtype.itemsize
+    flat = torch.frombuffer(data, dtype=dtype)
+    tensors = {
+        name: flat.narrow(0, slot.offset // size, slot.size_bytes // size).view(slot.shape)
+        for name, slot in plan.slots.items()
+    }
+    if device != "cpu":
+        tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+    return Restored(manifest=manifest, tensors=tensors)
+
+
+def _map(path: Path, plan: WeightsPlan) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != plan.size_bytes:
+                raise CorruptSnapshot(
+                    f"{path}: {size} bytes, the model's config asks for {plan.size_bytes}; remove "
+                    "the snapshot and seal it again"
+                )
+            data = mmap.mmap(
+                file.fileno(),
+                0,
+                flags=mmap.MAP_PRIVATE | _MAP_NORESERVE,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            )
+    except OSError as error:
+        raise CorruptSnapshot(f"{path}: cannot be read ({error.strerror})") from None
+    if data[: len(plan.header)] != plan.header:
+        raise CorruptSnapshot(
+            f"{path}: its header was changed; remove the snapshot and seal it again"
+        )
+    # Start to read what is not in memory. Filling the page tables ahead too (MADV_POPULATE_READ,
+    # here or in a thread) was measured slower than faulting: 10 ms against 8.5 for 270 MB.
+    data.madvise(mmap.MADV_WILLNEED)
+    return data
