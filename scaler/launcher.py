@@ -94,6 +94,10 @@ class Launcher:
                 drain_s = self._drain_s(entry.replica.function)
                 self._spawn(self._tell_release(entry.replica.id, drain_s=drain_s))
 
+    def prefetch(self, snapshot: str) -> None:
+        """Tell the fleet that a first assignment of this snapshot is likely soon."""
+        self._spawn(self._tell_prefetch(snapshot))
+
     async def follow(self, known: Callable[[], None]) -> None:
         """Take over every change that the fleet tells, for ever; `known()` after each full list."""
         table = self._state.replicas
@@ -173,6 +177,12 @@ class Launcher:
             entry = self._state.replicas.get(replica)
             if entry is not None:
                 entry.unreleased = True
+
+    async def _tell_prefetch(self, snapshot: str) -> None:
+        try:
+            await self._fleet.prefetch(snapshot)
+        except Exception:  # only speed is lost
+            _log.exception("the fleet did not take the prefetch of %s", snapshot)
 
     def _take_list(self, replicas: Sequence[Replica], confirmed: Sequence[Entry]) -> None:
         """The fleet's whole truth: at the start, and after a watch broke."""

@@ -231,4 +231,6 @@ class Reconciler:
         if tracked is not None and tracked.revision == spec.revision:
             tracked.sealing_progress = None
             tracked.function = replace(tracked.function, snapshot=snapshot, failure=failure)
+            if snapshot is not None:
+                self._launcher.prefetch(snapshot)
             self._changed(spec.name)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -89,7 +90,7 @@ def test_zero_to_one_to_zero_and_again(tmp_path):
             assert len(machine.scaler.endpoints.replicas("f")) == 1
             machine.report()
             status = await machine.state(FunctionState.ZERO)
-            assert status.desired_reason.startswith("idle for 0.3 s (limit 0.3 s)")
+            assert re.fullmatch(r"idle for \d\.\d s \(limit 0\.3 s\): 1 → 0", status.desired_reason)
 
     run(tmp_path, body)
 

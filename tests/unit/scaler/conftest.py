@@ -95,6 +95,7 @@ class FakeFleet:
         self.replicas = {}
         self.assignments = []
         self.released = []  # (id, drain_s)
+        self.prefetched = []
         self.assign_error = None
         self.release_error = None
         self.list_error = None
@@ -179,7 +180,7 @@ class FakeFleet:
             self.change(replica, ReplicaState.DRAINING)
 
     async def prefetch(self, snapshot):
-        pass
+        self.prefetched.append(snapshot)
 
     async def watch_forever(self, queue):
         while True:

@@ -8,6 +8,7 @@ import pytest
 from glowplug.contracts import FunctionState, ReplicaState
 from glowplug.errors import NotFound, Unavailable
 from glowplug.spec import FunctionSpec
+from scaler.plan import plan
 
 
 def test_a_deployed_function_is_sealed_and_starts_nothing(run):
@@ -444,5 +445,26 @@ def test_a_function_deployed_anew_does_not_inherit_demand(run):
         await house.deploy()
         await house.ticks(3)
         assert house.fleet.assignments == []
+
+    run(scenario)
+
+
+def test_a_cold_start_waits_for_no_other_function(run, monkeypatch):
+    async def scenario(house):
+        for name in ("a", "b", "c"):
+            await house.deploy(name)
+        planned = []
+
+        def watched(*args, specs, **kwargs):
+            planned.append(set(specs))
+            return plan(*args, specs=specs, **kwargs)
+
+        monkeypatch.setattr("scaler.reconciler.plan", watched)
+        await house.report("b", queued=1, arrived=1)
+        assert len(house.fleet.assignments) == 1
+        assert set().union(*planned) == {"b"}
+        planned.clear()
+        await house.tick()
+        assert {"a", "b", "c"} in planned
 
     run(scenario)

@@ -20,6 +20,7 @@ def test_requests_wait_for_the_seal_and_then_get_a_replica(run):
         assert len(house.fleet.assignments) == 1
         assert house.status().sealing_progress is None
         assert len(house.sealer.calls) == 1
+        assert house.fleet.prefetched == [house.fleet.assignments[0].snapshot]
 
     run(scenario)
 
