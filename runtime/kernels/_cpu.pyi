@@ -1,6 +1,7 @@
 """The compiled kernels (cpu.cpp). Arguments named *_ptr are addresses of contiguous tensors."""
 
 def supported() -> bool: ...
+def set_threads(count: int, /) -> None: ...
 def linear(
     x_ptr: int, w_ptr: int, bias_ptr: int, y_ptr: int, m: int, n: int, k: int, output: int, /
 ) -> None: ...
@@ -8,10 +9,11 @@ def attention(
     q_ptr: int,
     keys_ptr: int,
     values_ptr: int,
-    table_ptr: int,
-    contexts_ptr: int,
+    tables_ptr: int,
+    sequences_ptr: int,
+    positions_ptr: int,
     out_ptr: int,
-    sequences: int,
+    rows: int,
     heads: int,
     kv_heads: int,
     dim: int,

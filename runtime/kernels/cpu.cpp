@@ -1,10 +1,11 @@
-// CPU kernels for bfloat16 decoders: small-batch linear layers, paged attention, and what lies
-// between them. AVX-512 with BF16 instructions; `supported()` says whether this processor has them.
+// CPU kernels for bfloat16 decoders: linear layers, paged attention, and what lies between them.
+// AVX-512 with BF16 instructions; `supported()` says whether this processor has them.
 //
-// No torch headers: pointers come in as integers, so one build serves every torch version. OpenMP's
-// symbols are left to be found at load time in the runtime that torch has loaded: one thread pool.
-//
-// Weights are read as they lie in the snapshot, row-major [out, in]: nothing is packed at start.
+// - Weights are read as they lie in the snapshot, row-major [out, in]: nothing is packed at start.
+// - A row's result does not depend on the rows beside it, to the last bit: every sum is taken in an
+//   order that the row alone decides. So batching, chunking and speculation change no token.
+// - No torch headers: pointers come in as integers, and one build serves every torch version.
+// - Threads share work in small pieces (pool.h), so that a busy core slows a step, not stops it.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -15,6 +16,8 @@
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include "pool.h"
 
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
 #define INLINE __attribute__((always_inline)) inline
@@ -85,6 +88,8 @@ AVX512 INLINE __m512 exp_negative(__m512 x) {
 }
 
 // ----------------------------------------------------------------------------------------- linear
+
+constexpr int64_t LINEAR_PIECE = 1 << 16;  // multiplications worth handing to a thread
 
 enum Output { STORE_BF16 = 0, STORE_F32 = 1, ADD_F32 = 2 };
 
@@ -178,36 +183,52 @@ AVX512 void linear_tail(const Linear& a, int64_t row) {  // one weight row, all 
   }
 }
 
-AVX512 void linear(const Linear& a) {
-  int64_t blocks = a.n / 16;
-#pragma omp parallel for schedule(static)
-  for (int64_t block = 0; block < blocks; ++block) linear_block(a, block * 16);
+void linear(const Linear& a) {
+  const int64_t blocks = a.n / 16;
+  const int64_t grain = std::max<int64_t>(1, LINEAR_PIECE / (16 * a.k * a.m));
+  pool().run(blocks, grain, [&](int64_t block) { linear_block(a, block * 16); });
   for (int64_t row = blocks * 16; row < a.n; ++row) linear_tail(a, row);
 }
 
 // -------------------------------------------------------------------------------------- attention
 
 struct Attention {
-  const bf16* q;            // [sequences, heads, dim]
+  const bf16* q;              // [rows, heads, dim]
   const bf16 *keys, *values;  // [blocks, block_size, kv_heads, dim]
-  const int64_t* table;     // [sequences, width] block numbers
-  const int64_t* contexts;  // [sequences] keys to see
-  bf16* out;                // [sequences, heads, dim]
-  int64_t sequences, heads, kv_heads, dim, block_size, width, window;
+  const int64_t* tables;      // [sequences, width] block numbers
+  const int64_t* sequence;    // [rows] whose table
+  const int64_t* position;    // [rows] of the token; it sees the keys up to its own
+  bf16* out;                  // [rows, heads, dim]
+  int64_t rows, heads, kv_heads, dim, block_size, width, window;
   float scale;
+  int64_t group() const { return heads / kv_heads; }
+  int64_t part_size() const { return group() * (dim + 2); }
+  int64_t first(int64_t row) const {
+    return window > 0 ? std::max<int64_t>(0, position[row] + 1 - window) : 0;
+  }
+  int64_t parts(int64_t row) const;
 };
 
-constexpr int64_t MAX_GROUP = 16, MAX_DIM = 256, SPLIT_KEYS = 512;
+// A context is attended to in parts of this many keys, which are merged: the same parts whoever
+// computes them.
+constexpr int64_t PART_KEYS = 512, MAX_DIM = 256, MANY_PAIRS = 32;
 
-// Softmax over a part of the keys, to be merged with other parts.
-struct Partial {
-  float max[MAX_GROUP], sum[MAX_GROUP], acc[MAX_GROUP * MAX_DIM];
+int64_t Attention::parts(int64_t row) const {
+  return (position[row] - first(row)) / PART_KEYS + 1;
+}
+
+// Softmax over a part of the keys for the heads of a group, in a float array.
+struct Part {
+  float *max, *sum, *acc;  // [group], [group], [group, dim]
+  Part(const Attention& a, float* at) : max(at), sum(at + a.group()), acc(at + 2 * a.group()) {}
 };
 
-AVX512 void attend(const Attention& a, int64_t seq, int64_t kv_head, int64_t first, int64_t last,
-                   Partial& out) {
-  const int64_t group = a.heads / a.kv_heads, stride = a.kv_heads * a.dim;
-  const bf16* q = a.q + (seq * a.heads + kv_head * group) * a.dim;
+AVX512 void attend(const Attention& a, int64_t row, int64_t kv_head, int64_t part, Part out) {
+  const int64_t group = a.group(), stride = a.kv_heads * a.dim;
+  const int64_t first = a.first(row) + part * PART_KEYS;
+  const int64_t last = std::min(a.position[row] + 1, first + PART_KEYS);
+  const int64_t* table = a.tables + a.sequence[row] * a.width;
+  const bf16* q = a.q + (row * a.heads + kv_head * group) * a.dim;
   for (int64_t g = 0; g < group; ++g) {
     out.max[g] = -INFINITY;
     out.sum[g] = 0;
@@ -216,18 +237,18 @@ AVX512 void attend(const Attention& a, int64_t seq, int64_t kv_head, int64_t fir
   for (int64_t key = first; key < last;) {
     int64_t offset = key % a.block_size;
     int64_t count = std::min({a.block_size - offset, last - key, int64_t{16}});
-    int64_t slot = a.table[seq * a.width + key / a.block_size] * a.block_size + offset;
+    int64_t slot = table[key / a.block_size] * a.block_size + offset;
     const bf16* k = a.keys + slot * stride + kv_head * a.dim;
     const bf16* v = a.values + slot * stride + kv_head * a.dim;
     const __mmask16 seen = static_cast<__mmask16>((1u << count) - 1);
     for (int64_t g = 0; g < group; ++g) {
       __m512 dots[16];
       for (int64_t i = 0; i < 16; ++i) {
-        const bf16* row = k + std::min(i, count - 1) * stride;
+        const bf16* key_row = k + std::min(i, count - 1) * stride;
         __m512 dot = _mm512_setzero_ps();
         for (int64_t d = 0; d < a.dim; d += 32)
           dot = _mm512_dpbf16_ps(
-              dot, reinterpret_cast<__m512bh>(_mm512_loadu_si512(row + d)),
+              dot, reinterpret_cast<__m512bh>(_mm512_loadu_si512(key_row + d)),
               reinterpret_cast<__m512bh>(_mm512_loadu_si512(q + g * a.dim + d)));
         dots[i] = dot;
       }
@@ -257,46 +278,54 @@ AVX512 void attend(const Attention& a, int64_t seq, int64_t kv_head, int64_t fir
   }
 }
 
-AVX512 void merge(const Attention& a, int64_t seq, int64_t kv_head, const Partial* parts,
-                  int64_t count) {
-  const int64_t group = a.heads / a.kv_heads;
-  for (int64_t g = 0; g < group; ++g) {
+AVX512 void merge(const Attention& a, int64_t row, int64_t kv_head, float* parts) {
+  const int64_t count = a.parts(row), size = a.part_size();
+  for (int64_t g = 0; g < a.group(); ++g) {
     float top = -INFINITY, sum = 0;
-    for (int64_t p = 0; p < count; ++p) top = std::max(top, parts[p].max[g]);
-    for (int64_t p = 0; p < count; ++p) sum += parts[p].sum[g] * std::exp(parts[p].max[g] - top);
-    bf16* out = a.out + (seq * a.heads + kv_head * group + g) * a.dim;
+    for (int64_t p = 0; p < count; ++p) top = std::max(top, Part(a, parts + p * size).max[g]);
+    for (int64_t p = 0; p < count; ++p) {
+      Part part(a, parts + p * size);
+      sum += part.sum[g] * std::exp(part.max[g] - top);
+    }
+    bf16* out = a.out + (row * a.heads + kv_head * a.group() + g) * a.dim;
     for (int64_t d = 0; d < a.dim; d += 16) {
       __m512 acc = _mm512_setzero_ps();
-      for (int64_t p = 0; p < count; ++p)
-        acc = _mm512_fmadd_ps(_mm512_loadu_ps(parts[p].acc + g * a.dim + d),
-                              _mm512_set1_ps(std::exp(parts[p].max[g] - top) / sum), acc);
+      for (int64_t p = 0; p < count; ++p) {
+        Part part(a, parts + p * size);
+        acc = _mm512_fmadd_ps(_mm512_loadu_ps(part.acc + g * a.dim + d),
+                              _mm512_set1_ps(std::exp(part.max[g] - top) / sum), acc);
+      }
       store_bf16(out + d, acc);
     }
   }
 }
 
-// One token a row over its paged context. Long contexts are split between threads and merged (flash
-// decoding: Dao et al. 2023), at places that do not depend on the other rows: nor does the result.
-AVX512 void attention(const Attention& a) {
-  int64_t longest = *std::max_element(a.contexts, a.contexts + a.sequences);
-  if (a.window > 0) longest = std::min(longest, a.window);
-  int64_t splits = (longest + SPLIT_KEYS - 1) / SPLIT_KEYS;
-  std::vector<Partial> parts(a.sequences * a.kv_heads * splits);
-#pragma omp parallel
-  {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t item = 0; item < static_cast<int64_t>(parts.size()); ++item) {
-      int64_t seq = item / (a.kv_heads * splits), split = item % splits;
-      int64_t last = a.contexts[seq];
-      int64_t first = a.window > 0 ? std::max<int64_t>(0, last - a.window) : 0;
-      int64_t from = std::min(last, first + split * SPLIT_KEYS);
-      attend(a, seq, item / splits % a.kv_heads, from, std::min(last, from + SPLIT_KEYS),
-             parts[item]);
-    }
-#pragma omp for schedule(static)
-    for (int64_t pair = 0; pair < a.sequences * a.kv_heads; ++pair)
-      merge(a, pair / a.kv_heads, pair % a.kv_heads, &parts[pair * splits], splits);
+// Every row over its sequence's paged context. The parts of few rows are shared out between the
+// threads (flash decoding: Dao et al. 2023); of many rows each thread does whole ones.
+void attention(const Attention& a) {
+  const int64_t size = a.part_size(), pairs = a.rows * a.kv_heads;
+  int64_t most = 0;
+  for (int64_t row = 0; row < a.rows; ++row) most = std::max(most, a.parts(row));
+  if (pairs >= MANY_PAIRS || most == 1) {
+    pool().run(pairs, 1, [&](int64_t pair) {
+      static thread_local std::vector<float> parts;
+      const int64_t row = pair / a.kv_heads, kv_head = pair % a.kv_heads;
+      parts.resize(std::max<size_t>(parts.size(), most * size));
+      for (int64_t part = 0; part < a.parts(row); ++part)
+        attend(a, row, kv_head, part, Part(a, parts.data() + part * size));
+      merge(a, row, kv_head, parts.data());
+    });
+    return;
   }
+  std::vector<float> parts(pairs * most * size);
+  pool().run(pairs * most, 1, [&](int64_t item) {
+    const int64_t pair = item / most, part = item % most, row = pair / a.kv_heads;
+    if (part < a.parts(row))
+      attend(a, row, pair % a.kv_heads, part, Part(a, parts.data() + item * size));
+  });
+  pool().run(pairs, 1, [&](int64_t pair) {
+    merge(a, pair / a.kv_heads, pair % a.kv_heads, parts.data() + pair * most * size);
+  });
 }
 
 // ------------------------------------------------------------------- norm, rotation, gate, softmax
@@ -405,6 +434,13 @@ PyObject* py_supported(PyObject*, PyObject*) {
   return PyBool_FromLong(yes);
 }
 
+PyObject* py_set_threads(PyObject*, PyObject* count) {
+  int64_t threads = integer(count);
+  if (PyErr_Occurred()) return nullptr;
+  pool().set_threads(static_cast<int>(threads));
+  Py_RETURN_NONE;
+}
+
 PyObject* py_linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 8) return wrong_count();
   Linear a{pointer<bf16>(args[0]), pointer<bf16>(args[1]), pointer<bf16>(args[2]),
@@ -418,12 +454,12 @@ PyObject* py_linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }
 
 PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 14) return wrong_count();
+  if (count != 15) return wrong_count();
   Attention a{pointer<bf16>(args[0]),    pointer<bf16>(args[1]),    pointer<bf16>(args[2]),
-              pointer<int64_t>(args[3]), pointer<int64_t>(args[4]), pointer<bf16>(args[5]),
-              integer(args[6]),          integer(args[7]),          integer(args[8]),
+              pointer<int64_t>(args[3]), pointer<int64_t>(args[4]), pointer<int64_t>(args[5]),
+              pointer<bf16>(args[6]),    integer(args[7]),          integer(args[8]),
               integer(args[9]),          integer(args[10]),         integer(args[11]),
-              integer(args[12]),         number(args[13])};
+              integer(args[12]),         integer(args[13]),         number(args[14])};
   if (PyErr_Occurred()) return nullptr;
   Py_BEGIN_ALLOW_THREADS;
   attention(a);
@@ -439,8 +475,7 @@ PyObject* py_rms_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   int64_t rows = integer(args[3]), n = integer(args[4]);
   float eps = number(args[5]);
   if (PyErr_Occurred()) return nullptr;
-#pragma omp parallel for schedule(static) if (rows > 16)
-  for (int64_t row = 0; row < rows; ++row) rms_norm_row(x + row * n, weight, y + row * n, n, eps);
+  pool().run(rows, 8, [&](int64_t row) { rms_norm_row(x + row * n, weight, y + row * n, n, eps); });
   return done();
 }
 
@@ -452,8 +487,7 @@ PyObject* py_rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
            integer(args[9]),          integer(args[10]),       integer(args[11]),
            integer(args[12]),         number(args[13])};
   if (PyErr_Occurred()) return nullptr;
-#pragma omp parallel for schedule(static) if (a.tokens > 16)
-  for (int64_t t = 0; t < a.tokens; ++t) rotate_token(a, t);
+  pool().run(a.tokens, 4, [&](int64_t token) { rotate_token(a, token); });
   return done();
 }
 
@@ -463,13 +497,13 @@ PyObject* py_silu_mul(PyObject*, PyObject* const* args, Py_ssize_t count) {
   bf16* y = pointer<bf16>(args[1]);
   int64_t rows = integer(args[2]), n = integer(args[3]);
   if (PyErr_Occurred()) return nullptr;
-#pragma omp parallel for schedule(static) if (rows > 4)
-  for (int64_t row = 0; row < rows; ++row) silu_mul_row(gate_up + row * 2 * n, y + row * n, n);
+  pool().run(rows, 4, [&](int64_t row) { silu_mul_row(gate_up + row * 2 * n, y + row * n, n); });
   return done();
 }
 
 PyMethodDef methods[] = {
     {"supported", py_supported, METH_NOARGS, nullptr},
+    {"set_threads", py_set_threads, METH_O, nullptr},
     {"linear", reinterpret_cast<PyCFunction>(py_linear), METH_FASTCALL, nullptr},
     {"attention", reinterpret_cast<PyCFunction>(py_attention), METH_FASTCALL, nullptr},
     {"rms_norm", reinterpret_cast<PyCFunction>(py_rms_norm), METH_FASTCALL, nullptr},

@@ -1,26 +1,17 @@
-"""Kernels for bfloat16 on x86 processors with AVX-512 BF16: cpu.cpp, called with raw pointers.
-
-torch's library takes over where it is as fast or where ours does not reach: linear layers over many
-rows, and prefill attention.
-"""
-
-from dataclasses import dataclass
+"""Kernels for bfloat16 on x86 processors with AVX-512 BF16: cpu.cpp, called with raw pointers."""
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
-from runtime.engine.batch import Batch, DecodeGroup
+from runtime.engine.batch import Batch
 from runtime.kernels.interface import HeadShape
-from runtime.kernels.torch_attention import attend_prefill, prefill_mask
 
 try:
     from runtime.kernels import _cpu
-except ImportError:  # not built, or no OpenMP runtime of torch's to bind to
+except ImportError:  # it was not built here
     _cpu = None  # type: ignore[assignment]
 
 _STORE_BF16, _STORE_F32, _ADD_F32 = range(3)  # enum Output in cpu.cpp
-_MAX_ROWS = 16  # above this, oneDNN's matrix multiplication is as fast
 
 
 def cpu_kernels_supported(*, head_dim: int) -> bool:
@@ -28,36 +19,22 @@ def cpu_kernels_supported(*, head_dim: int) -> bool:
     return _cpu is not None and _cpu.supported() and head_dim % 32 == 0 and head_dim <= 256
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """One step's window and the masks of its prefill chunks."""
-
-    window: int  # 0: none
-    prefill_masks: tuple[Tensor | None, ...]
-
-
 class CpuKernels:
     """Implements runtime.kernels.interface.Kernels."""
 
+    def __init__(self) -> None:
+        _cpu.set_threads(torch.get_num_threads())
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows = x.shape[0]
-        if rows > _MAX_ROWS:
-            return F.linear(x, weight, bias)
-        y = torch.empty(rows, weight.shape[0], dtype=torch.bfloat16)
+        y = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
         _linear(x, weight, bias, y, _STORE_BF16)
         return y
 
     def linear_add(self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        if x.shape[0] > _MAX_ROWS:
-            residual += F.linear(x, weight, bias)
-        else:
-            _linear(x, weight, bias, residual, _ADD_F32)
+        _linear(x, weight, bias, residual, _ADD_F32)
 
     def logits(self, x: Tensor, weight: Tensor) -> Tensor:
-        rows = x.shape[0]
-        if rows > _MAX_ROWS:
-            return F.linear(x, weight).float()
-        y = torch.empty(rows, weight.shape[0])
+        y = torch.empty(x.shape[0], weight.shape[0])
         _linear(x, weight, None, y, _STORE_F32)
         return y
 
@@ -97,20 +74,34 @@ class CpuKernels:
         )
         return q
 
-    def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> AttentionPlan:
-        masks = tuple(prefill_mask(chunk, window) for chunk in batch.prefill)
-        return AttentionPlan(window or 0, masks)
+    def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> int:
+        return window or 0
 
     def attention(
-        self, q: Tensor, layer_kv: tuple[Tensor, Tensor], batch: Batch, plan: AttentionPlan
+        self, q: Tensor, layer_kv: tuple[Tensor, Tensor], batch: Batch, plan: int
     ) -> Tensor:
+        keys, values = layer_kv
+        _, block_size, kv_heads, dim = keys.shape
+        rows, heads, _ = q.shape
         out = torch.empty_like(q)
-        if batch.decode:
-            _attend_decode(q, layer_kv, batch.decode, out, plan.window)
-        for chunk, mask in zip(batch.prefill, plan.prefill_masks, strict=True):
-            rows = slice(chunk.start, chunk.end)
-            out[rows] = attend_prefill(q[rows], layer_kv, chunk, mask)
-        return out.view(q.shape[0], -1)
+        _cpu.attention(
+            q.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            batch.tables.data_ptr(),
+            batch.sequences.data_ptr(),
+            batch.positions.data_ptr(),
+            out.data_ptr(),
+            rows,
+            heads,
+            kv_heads,
+            dim,
+            block_size,
+            batch.tables.shape[1],
+            plan,
+            dim**-0.5,
+        )
+        return out.view(rows, -1)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         rows, width = gate_up.shape
@@ -129,27 +120,4 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, output: i
         weight.shape[0],
         weight.shape[1],
         output,
-    )
-
-
-def _attend_decode(
-    q: Tensor, layer_kv: tuple[Tensor, Tensor], group: DecodeGroup, out: Tensor, window: int
-) -> None:
-    keys, values = layer_kv
-    _, block_size, kv_heads, dim = keys.shape
-    _cpu.attention(
-        q.data_ptr(),
-        keys.data_ptr(),
-        values.data_ptr(),
-        group.blocks.data_ptr(),
-        group.contexts.data_ptr(),
-        out.data_ptr(),
-        group.contexts.shape[0],
-        q.shape[1],
-        kv_heads,
-        dim,
-        block_size,
-        group.width,
-        window,
-        dim**-0.5,
     )

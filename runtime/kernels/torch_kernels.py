@@ -6,7 +6,7 @@ from torch import Tensor
 
 from runtime.engine.batch import Batch
 from runtime.kernels.interface import HeadShape
-from runtime.kernels.torch_attention import AttentionMasks, paged_attention
+from runtime.kernels.torch_attention import AttentionPlan, paged_attention
 
 
 class TorchKernels:
@@ -50,13 +50,11 @@ class TorchKernels:
             cache.view(-1, *cache.shape[2:]).index_copy_(0, batch.slots, new)
         return _apply_rope(q, cos, sin).to(qkv.dtype)
 
-    def plan_attention(
-        self, batch: Batch, *, block_size: int, window: int | None
-    ) -> AttentionMasks:
-        return AttentionMasks(batch, block_size=block_size, window=window)
+    def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> AttentionPlan:
+        return AttentionPlan(batch, block_size=block_size, window=window)
 
     def attention(
-        self, q: Tensor, layer_kv: tuple[Tensor, Tensor], batch: Batch, plan: AttentionMasks
+        self, q: Tensor, layer_kv: tuple[Tensor, Tensor], batch: Batch, plan: AttentionPlan
     ) -> Tensor:
         return paged_attention(q, layer_kv, batch, plan).flatten(1)
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis.strategies import integers
 
-from runtime.engine.batch import Batch, DecodeGroup, PrefillChunk
+from runtime.engine.batch import Batch, Span
 from runtime.kernels import TorchKernels, kernels_for
 from runtime.kernels.cpu_kernels import CpuKernels, cpu_kernels_supported
 from runtime.kernels.interface import HeadShape
@@ -93,8 +93,9 @@ def test_rotate_writes_the_cache(kernels, normed):
         tokens=positions,
         positions=positions,
         slots=slots,
-        decode=None,
-        prefill=(),
+        tables=torch.zeros(1, 1, dtype=torch.long),
+        sequences=torch.zeros(tokens, dtype=torch.long),
+        spans=(),
         logit_rows=None,
     )
     q = kernels.rotate(
@@ -143,6 +144,7 @@ def exact_attention(q, keys, values, *, first: int, window: int | None) -> torch
         ([], [(0, 9)]),
         ([], [(7, 20), (0, 40)]),
         ([12, 60], [(30, 5)]),
+        ([5], [(600, 70)]),
     ],
 )
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 128)])
@@ -156,17 +158,22 @@ def test_attention_over_scattered_blocks(kernels, window, contexts, chunks, head
     rows = len(contexts) + sum(count for _, count in chunks)
     q = random(rows, heads, dim)
 
-    width = max(counts[: len(contexts)], default=0)
-    decode = None
-    if contexts:
-        padded = [torch.cat((t, t[:1].expand(width - len(t)))) for t in tables[: len(contexts)]]
-        decode = DecodeGroup(torch.cat(padded), width, torch.tensor(contexts))
-    prefill, row = [], len(contexts)
-    for (start, count), table in zip(chunks, tables[len(contexts) :], strict=True):
-        prefill.append(PrefillChunk(row, row + count, start + count, table))
+    width = max(counts)
+    padded = [torch.cat((table, table[:1].expand(width - len(table)))) for table in tables]
+    spans = [(length - 1, 1) for length in contexts] + chunks
+    row, rows_of = 0, []
+    for start, count in spans:
+        rows_of.append(Span(row, row + count, start + count))
         row += count
-    nothing = torch.empty(0)
-    batch = Batch(nothing, nothing, nothing, decode, tuple(prefill), None)
+    batch = Batch(
+        tokens=torch.zeros(rows),
+        positions=torch.cat([torch.arange(start, start + count) for start, count in spans]),
+        slots=torch.zeros(rows),
+        tables=torch.stack(padded),
+        sequences=torch.cat([torch.full((count,), n) for n, (_, count) in enumerate(spans)]),
+        spans=tuple(rows_of),
+        logit_rows=None,
+    )
     plan = kernels.plan_attention(batch, block_size=block_size, window=window)
     out = kernels.attention(q, (keys, values), batch, plan)
 
