@@ -111,19 +111,21 @@ class Lane:
             self._became_ready(target, time.monotonic())
 
     def put_back(self, ticket: Ticket, target: Target) -> None:
-        """The target did not take the request: back to its place in line, if it is not there yet.
-
-        The target rests: its end may take a moment to become known here.
-        """
+        """The target did not take the request: back to its place in line, if it is not there yet."""
         if ticket.target is not target:
             return
+        self.rest(target)
+        self._take_back(ticket)
+        self._pump()
+
+    def rest(self, target: Target) -> None:
+        """Hand nothing to the target for a moment: it refused a request or broke off, and its end
+        may take a moment to become known here."""
         if not target.resting:
             backoff_s = min(FIRST_BACKOFF_S * 2**target.refusals, MAX_BACKOFF_S)
             target.refusals += 1
             target.resting = True
             asyncio.get_running_loop().call_later(backoff_s, self._end_rest, target)
-        self._take_back(ticket)
-        self._pump()
 
     def leave(self, ticket: Ticket) -> None:
         """The request is over, however it ended."""

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 from aiohttp import ClientResponse
@@ -45,14 +45,15 @@ async def first_answer(
             target = await ticket.handed()
             _book_wait(exchange.laps, target)
             exchange.replica = target.replica.id
-            response = await _attempt(
-                ticket,
-                target,
-                upstream=upstream,
-                request=request,
-                laps=exchange.laps,
-                clock=clock,
-            )
+            with _resting_if_lost(lane, target):
+                response = await _attempt(
+                    ticket,
+                    target,
+                    upstream=upstream,
+                    request=request,
+                    laps=exchange.laps,
+                    clock=clock,
+                )
             if response is not None:
                 break
             lane.put_back(ticket, target)
@@ -62,9 +63,20 @@ async def first_answer(
         lane.answered(ticket, target)
         reschedule(clock, None)
     try:
-        yield target, response
+        with _resting_if_lost(lane, target):
+            yield target, response
     finally:
         response.close()
+
+
+@contextmanager
+def _resting_if_lost(lane: Lane, target: Target) -> Iterator[None]:
+    """Spare the next request a replica that has just broken off: it is likely dead."""
+    try:
+        yield
+    except ReplicaLost:
+        lane.rest(target)
+        raise
 
 
 async def _attempt(

@@ -33,6 +33,7 @@ def represent(
         "reason": status.reason if status else function.failure,
         "sealing_progress": status.sealing_progress if status else None,
         "snapshot": function.snapshot,
+        "failure": function.failure,
         "replicas": {
             "ready": _count(replicas, ReplicaState.READY),
             "starting": _count(replicas, ReplicaState.STARTING),

@@ -208,7 +208,7 @@ class Reconciler:
                 sealed = function.snapshot is not None or function.failure is not None
                 if sealed or function.spec.revision != tracked.revision:
                     tracked.sealing_progress = None
-                tracked.function = function
+                self._update(tracked, function)
             else:
                 continue
             self._changed(name)
@@ -220,6 +220,11 @@ class Reconciler:
         self._sealing.ensure(functions)
         self._functions_known.set()
 
+    def _update(self, tracked: Tracked, function: Function) -> None:
+        if function.snapshot is not None and function.snapshot != tracked.function.snapshot:
+            self._launcher.prefetch(function.snapshot)  # just sealed: calls are likely soon
+        tracked.function = function
+
     def _seal_progress(self, name: str, done: float) -> None:
         if name in self._state.functions:
             self._state.functions[name].sealing_progress = done
@@ -230,7 +235,5 @@ class Reconciler:
         tracked = self._state.functions.get(spec.name)
         if tracked is not None and tracked.revision == spec.revision:
             tracked.sealing_progress = None
-            tracked.function = replace(tracked.function, snapshot=snapshot, failure=failure)
-            if snapshot is not None:
-                self._launcher.prefetch(snapshot)
+            self._update(tracked, replace(tracked.function, snapshot=snapshot, failure=failure))
             self._changed(spec.name)

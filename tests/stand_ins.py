@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -138,9 +139,8 @@ def replica_app(conversations: list[dict[str, Any]], answers: list[list[str]]) -
 @contextlib.contextmanager
 def serving(app: Any) -> Iterator[str]:
     """Run an ASGI app on a real port in a thread; yields its URL."""
-    config = uvicorn.Config(app, port=0, log_config=None, access_log=False, ws="none")
-    server = uvicorn.Server(config)
-    listener = config.bind_socket()
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))
+    listener = socket.create_server(("127.0.0.1", 0))  # it listens before the server runs
     thread = threading.Thread(target=asyncio.run, args=(server.serve(sockets=[listener]),))
     thread.start()
     try:

