@@ -111,7 +111,7 @@ class Lane:
             self._became_ready(target, time.monotonic())
 
     def put_back(self, ticket: Ticket, target: Target) -> None:
-        """The target did not take the request: back to its place in line, if it is not there yet."""
+        """The target did not take the request: back to its place in line, unless it is there."""
         if ticket.target is not target:
             return
         self.rest(target)

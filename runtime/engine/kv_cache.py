@@ -1,8 +1,8 @@
 """The KV cache's memory: one allocation, paged by the block pool's block numbers."""
 
 import math
+import mmap
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,8 +23,10 @@ class KVCache:
         self.block_size = block_size
         shape = (config.num_layers, 2, blocks, block_size, config.num_kv_heads, config.head_dim)
         if device == "cpu":
-            zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)  # calloc
-            self._memory = torch.from_numpy(zeros).view(dtype).view(shape)
+            pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+            # A huge page would be zeroed whole at the first token of each layer: 2 MiB, 60 times.
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+            self._memory = torch.frombuffer(pages, dtype=dtype).view(shape)
         else:
             self._memory = torch.zeros(shape, dtype=dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self._memory.unbind(0)]
