@@ -22,9 +22,6 @@ def cpu_kernels_supported(*, head_dim: int) -> bool:
 class CpuKernels:
     """Implements runtime.kernels.interface.Kernels."""
 
-    def __init__(self) -> None:
-        _cpu.set_threads(torch.get_num_threads())
-
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
         _linear(x, weight, bias, y, _STORE_BF16)
@@ -75,6 +72,7 @@ class CpuKernels:
         return q
 
     def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> int:
+        _cpu.set_threads(torch.get_num_threads())  # each step uses as many threads as torch would
         return window or 0
 
     def attention(
