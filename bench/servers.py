@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -72,8 +73,11 @@ def vllm_cpu(environment: Path, model: Path) -> Iterator[str]:
         yield base
 
 
-def huggingface_folder(folder: Path) -> Path:
-    """The demo model as a Hugging Face folder in bfloat16, for peers that read no GGUF."""
+def huggingface_folder(folder: Path, *, tokenizer_json: Path) -> Path:
+    """The demo model as a Hugging Face folder in bfloat16, for peers that read no GGUF.
+
+    With the tokenizer of our snapshot: transformers' own reading of it splits digits wrongly.
+    """
     if not (folder / "config.json").exists():
         import importlib.util
 
@@ -87,11 +91,13 @@ def huggingface_folder(folder: Path) -> Path:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             source, gguf_file=MODEL_FILE, dtype=torch.float32
         )
+        del model.config.quantization_config
         plain = transformers.LlamaForCausalLM(model.config).bfloat16()
         plain.load_state_dict(model.state_dict())
         plain.save_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=MODEL_FILE)
         tokenizer.save_pretrained(folder)
+        shutil.copyfile(tokenizer_json, folder / "tokenizer.json")
     return folder
 
 

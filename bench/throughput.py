@@ -85,7 +85,10 @@ def main() -> None:
             kind, _, environment = options.peer.partition("=")
             if kind != "vllm-cpu" or not environment:
                 raise SystemExit("--peer takes vllm-cpu=ENVIRONMENT")
-            model = huggingface_folder(data / "model")
+            model = huggingface_folder(
+                data / "model",
+                tokenizer_json=data / "cache" / str(function["snapshot"]) / "tokenizer.json",
+            )
             peer = stack.enter_context(vllm_cpu(Path(environment), model))
             servers["peer"] = f"{peer}/v1"
         samples = asyncio.run(measure(servers, rounds=options.rounds))

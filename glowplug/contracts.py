@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from glowplug.spec import FunctionSpec
+from glowplug.spec import FunctionSpec, Speculation
 
 
 class FunctionState(StrEnum):
@@ -65,6 +65,7 @@ class Assignment:
     max_context: int | None
     max_seqs: int
     kv_cache_bytes: int
+    speculation: Speculation = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

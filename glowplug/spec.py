@@ -20,6 +20,7 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|)")
 _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 Dtype = Literal["bfloat16", "float32"]
+Speculation = Literal["auto", "off"]
 
 
 def parse_duration(value: object) -> object:
@@ -90,6 +91,10 @@ class FunctionSpec(BaseModel):
         512 * 2**20, ge=2**20, description="KV cache memory of one replica"
     )
 
+    speculation: Speculation = Field(
+        "auto", description="guess tokens where that is faster; it never changes an answer"
+    )
+
     min_replicas: int = Field(0, ge=0, le=1000)
     max_replicas: int = Field(1, ge=1, le=1000)
     idle_s: Seconds = Field(60.0, ge=0, le=7 * 86400, description="idle time until scale to zero")
@@ -116,7 +121,14 @@ class FunctionSpec(BaseModel):
         """Ten hex digits that name this version of the model and its serving settings."""
         serving = {
             field: getattr(self, field)
-            for field in ("model", "dtype", "max_context", "max_seqs", "kv_cache_bytes")
+            for field in (
+                "model",
+                "dtype",
+                "max_context",
+                "max_seqs",
+                "kv_cache_bytes",
+                "speculation",
+            )
         }
         return hashlib.sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()[:10]
 

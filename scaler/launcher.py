@@ -55,6 +55,7 @@ class Launcher:
             max_context=spec.max_context,
             max_seqs=spec.max_seqs,
             kv_cache_bytes=spec.kv_cache_bytes,
+            speculation=spec.speculation,
         )
         _log.info("%s: starting replica %s", spec.name, assignment.replica)
         entry = self._state.replicas.expect(assignment, now_s=self._now())

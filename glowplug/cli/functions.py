@@ -40,6 +40,9 @@ def deploy(
     kv_cache: Annotated[
         str | None, typer.Option(metavar="SIZE", help="KV cache of one replica, as 512MiB.")
     ] = None,
+    speculation: Annotated[
+        str | None, typer.Option("--speculation", metavar="auto|off", help="Guess tokens ahead.")
+    ] = None,
     start_timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest wait in the queue and to start.")
     ] = None,
@@ -75,6 +78,7 @@ def deploy(
         max_seqs=max_seqs,
         max_context=max_context,
         kv_cache_bytes=kv_cache,
+        speculation=speculation,
         start_timeout_s=start_timeout,
         request_timeout_s=request_timeout,
         queue=queue or None,

@@ -128,6 +128,7 @@ class ModelProgram:
             limits=EngineLimits(
                 max_seqs=assignment.max_seqs,
                 kv_cache_bytes=assignment.kv_cache_bytes,
+                speculation=assignment.speculation == "auto",
                 max_context=assignment.max_context,
             ),
             emit=client.emit,

@@ -112,6 +112,7 @@ SERVING = {
     "max_context": 512,
     "max_seqs": 3,
     "kv_cache_bytes": 2**21,
+    "speculation": "off",
 }
 SCALING = {
     "min_replicas": 1,

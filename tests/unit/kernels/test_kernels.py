@@ -188,6 +188,47 @@ def test_attention_over_scattered_blocks(kernels, window, contexts, chunks, head
         row += count
 
 
+@needs_cpu_kernels
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 96), (37, 100), (576, 1536)])
+def test_a_row_of_a_linear_layer_does_not_depend_on_its_company(outputs, inputs):
+    x, weight, bias = random(37, inputs), random(outputs, inputs, scale=0.2), random(outputs)
+    alone = torch.cat([CpuKernels().linear(row[None], weight, bias) for row in x])
+    for rows in (2, 3, 4, 7, 8, 16, 37):
+        assert torch.equal(CpuKernels().linear(x[:rows], weight, bias), alone[:rows])
+
+
+@needs_cpu_kernels
+@pytest.mark.parametrize("window", [None, 600])
+def test_a_row_of_attention_does_not_depend_on_its_company(window):
+    """Also not on how its context is shared out between threads, which is split from 512 keys."""
+    keys, values = random(100, 16, 2, 64, seed=1), random(100, 16, 2, 64, seed=2)
+    positions = torch.tensor([1500, 3, 511, 512, 513, 1024, 40, 7, *range(900, 960)])
+    tables = torch.stack(
+        [torch.randperm(100, generator=torch.Generator().manual_seed(n)) for n in range(9)]
+    )
+    sequences = torch.tensor([*range(8), *[8] * 60])
+    q = random(len(positions), 6, 64)
+
+    def attend(rows: list[int]) -> torch.Tensor:
+        nothing = torch.empty(0)
+        batch = Batch(
+            tokens=nothing,
+            positions=positions[rows],
+            slots=nothing,
+            tables=tables,
+            sequences=sequences[rows],
+            spans=(),
+            logit_rows=None,
+        )
+        kernels = CpuKernels()
+        plan = kernels.plan_attention(batch, block_size=16, window=window)
+        return kernels.attention(q[rows].contiguous(), (keys, values), batch, plan)
+
+    together = attend(list(range(len(positions))))
+    alone = torch.cat([attend([row]) for row in range(len(positions))])
+    assert torch.equal(together, alone)
+
+
 def test_the_choice():
     assert isinstance(kernels_for(dtype=torch.float32, device="cpu", head_dim=64), TorchKernels)
     assert isinstance(kernels_for(dtype=BF16, device="cpu", head_dim=20), TorchKernels)

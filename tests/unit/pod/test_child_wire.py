@@ -30,6 +30,7 @@ assignments = st.builds(
     max_context=st.none() | st.integers(min_value=1),
     max_seqs=st.integers(min_value=1),
     kv_cache_bytes=st.integers(min_value=1),
+    speculation=st.sampled_from(["auto", "off"]),
 )
 messages = st.one_of(
     st.builds(Imported, imports_ms=milliseconds),
