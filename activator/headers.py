@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 from activator.ticket import Target, Ticket
 from activator.timing import Laps
+from glowplug.contracts import TENANT_HEADER
 from glowplug.stages import from_server_timing, to_server_timing
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -32,6 +33,7 @@ NOT_SENT_ON = HOP_BY_HOP | {
     b"cookie",
     b"accept-encoding",
     b"x-request-id",
+    TENANT_HEADER.encode(),
 }
 # To the client: what uvicorn or the activator sets.
 NOT_SENT_BACK = HOP_BY_HOP | {
@@ -49,7 +51,9 @@ NOT_SENT_BACK = HOP_BY_HOP | {
 }
 
 
-def to_replica(headers: Iterable[tuple[bytes, bytes]], *, request_id: str) -> list[tuple[str, str]]:
+def to_replica(
+    headers: Iterable[tuple[bytes, bytes]], *, request_id: str, tenant: str
+) -> list[tuple[str, str]]:
     """The client's headers as the replica gets them."""
     return [
         *(
@@ -58,6 +62,7 @@ def to_replica(headers: Iterable[tuple[bytes, bytes]], *, request_id: str) -> li
         ),
         ("accept-encoding", "identity"),
         ("x-request-id", request_id),
+        (TENANT_HEADER, quote(tenant)),
     ]
 
 

@@ -54,7 +54,11 @@ class Proxy:
             request = UpstreamRequest(
                 method=exchange.method,
                 path=f"/v1/{path}{_query(scope)}",
-                headers=to_replica(scope["headers"], request_id=exchange.request_id),
+                headers=to_replica(
+                    scope["headers"],
+                    request_id=exchange.request_id,
+                    tenant=exchange.identity.tenant,
+                ),
                 body=body,
             )
             exchange.function = function.spec.name

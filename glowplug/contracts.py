@@ -14,6 +14,11 @@ from typing import Protocol
 from glowplug.spec import FunctionSpec, Speculation
 
 
+# Whose request it is: set by the activator from the API key, never passed on from a client. What a
+# replica keeps between requests (the prefix cache) it keeps apart by this.
+TENANT_HEADER = "x-glowplug-tenant"
+
+
 class FunctionState(StrEnum):
     """What a function is doing, as users see it."""
 

@@ -6,11 +6,13 @@ When the client goes away, at any point, the rest is cancelled and the engine dr
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from glowplug.contracts import TENANT_HEADER
 from runtime.server.admission import Admission
 from runtime.server.answer import Job, stream_answer, whole_answer
 from runtime.server.body import cancelled_on_disconnect, read_body
@@ -38,6 +40,8 @@ class GenerateEndpoint:
                 return
             async with cancelled_on_disconnect(receive):
                 job = await self.prepare(body)
+                tenant = Headers(scope=scope).get(TENANT_HEADER, "")
+                requests = [replace(request, cache_salt=tenant) for request in job.requests]
                 answer = stream_answer if job.stream else whole_answer
-                with self.engine.generate(job.requests) as generation:
+                with self.engine.generate(requests) as generation:
                     await answer(job, generation, send)

@@ -16,15 +16,18 @@ def test_to_the_replica() -> None:
             (b"Expect", b"100-continue"),
             (b"Accept-Encoding", b"gzip"),
             (b"X-Request-Id", b"theirs"),
+            (b"X-Glowplug-Tenant", b"someone else"),
             (b"X-Title", "Grüße".encode("latin-1")),
         ],
         request_id="ours",
+        tenant="team ü",
     )
     assert passed == [
         ("content-type", "application/json"),
         ("x-title", "Grüße"),
         ("accept-encoding", "identity"),
         ("x-request-id", "ours"),
+        ("x-glowplug-tenant", "team%20%C3%BC"),
     ]
 
 

@@ -65,6 +65,16 @@ def test_wrong_methods(replica, method, path, allowed):
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_the_tenant_that_the_activator_names_keeps_its_cached_prefixes_apart(replica):
+    async def main():
+        async with replica() as r:
+            await r.http.post(PLAIN, json=BODY, headers={"X-Glowplug-Tenant": "team%20a"})
+            await r.http.post(PLAIN, json=BODY)
+            return [request.cache_salt for request in r.engine.submitted]
+
+    assert asyncio.run(main()) == ["team%20a", ""]
+
+
 def test_a_bug_is_a_clean_500(replica, monkeypatch):
     def broken(*_args, **_kwargs):
         raise ZeroDivisionError("a secret")
