@@ -44,7 +44,7 @@ class Proxy:
         exchange = exchange_of(scope)
         path: str = scope["path_params"]["path"]
         name: str | None = scope["path_params"].get("function")
-        check_route(exchange.method, path, by_model=name is None)
+        check_route(exchange.method, path)
         with self._memory.share() as share:
             if name is not None:
                 await self._refuse_early(name, exchange)

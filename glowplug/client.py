@@ -25,6 +25,7 @@ CONTROL_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
 
 Json = dict[str, Any]
+_JSON = {"content-type": "application/json"}
 
 
 @dataclass
@@ -101,6 +102,8 @@ class Client:
 
     def __init__(self, endpoint: str = DEFAULT_ENDPOINT, *, api_key: str | None = None) -> None:
         self.endpoint = endpoint.rstrip("/")
+        if api_key and not api_key.isascii():
+            raise errors.InvalidRequest("the API key has characters that are not ASCII; check it")
         try:
             self._http = httpx.Client(
                 base_url=self.endpoint,
@@ -165,7 +168,8 @@ class Client:
             self._http.stream(
                 "POST",
                 f"/f/{_segment(name)}/v1/chat/completions",
-                json=body,
+                content=_encoded(body),
+                headers=_JSON,
                 timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
             ) as response,
         ):
@@ -176,7 +180,9 @@ class Client:
 
     def _call(self, method: str, path: str, *, body: Json | None = None) -> Json:
         with self._transport_errors():
-            response = self._http.request(method, path, json=body)
+            response = self._http.request(
+                method, path, content=None if body is None else _encoded(body), headers=_JSON
+            )
         if response.is_error:
             raise _response_error(response)
         answer: Json = response.json() if response.content else {}
@@ -209,6 +215,16 @@ def _segment(name: str) -> str:
             param="name",
         )
     return name
+
+
+def _encoded(body: Json) -> bytes:
+    """The body as JSON. Raises InvalidRequest for what JSON cannot say."""
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise errors.InvalidRequest("the text is not valid UTF-8; convert it first") from None
+    except ValueError:
+        raise errors.InvalidRequest("a number is not finite; give a finite one") from None
 
 
 def _response_error(response: httpx.Response) -> GlowplugError:

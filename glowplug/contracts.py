@@ -13,7 +13,6 @@ from typing import Protocol
 
 from glowplug.spec import FunctionSpec, Speculation
 
-
 # Whose request it is: set by the activator from the API key, never passed on from a client. What a
 # replica keeps between requests (the prefix cache) it keeps apart by this.
 TENANT_HEADER = "x-glowplug-tenant"
@@ -115,8 +114,8 @@ class Registry(Protocol):
         ...
 
     async def put(self, spec: FunctionSpec) -> Function:
-        """Create or update. A new revision clears `snapshot` and `failure`, the same one only
-        `failure`: deploying again tries again."""
+        """Create or update. Clears `snapshot` and `failure`: deploying again heals what has gone
+        missing, and where the snapshot is still there sealing is a look-up."""
         ...
 
     async def delete(self, name: str) -> None:

@@ -96,8 +96,9 @@ class SqliteRegistry:
     async def put(self, spec: FunctionSpec) -> Function:
         """Create or update.
 
-        A new revision clears `snapshot` and `failure`; the same one clears only `failure`, so that
-        deploying again tries again. `generation` counts changes, so an equal spec leaves it alone.
+        Clears `snapshot` and `failure`, so that deploying again heals what has gone missing: where
+        the snapshot is still there, sealing is a look-up. `generation` counts changes, so an equal
+        spec leaves it alone.
         """
         return await self._to_the_end(self._put(spec))
 
@@ -127,12 +128,11 @@ class SqliteRegistry:
             if old is None:
                 function = Function(spec=spec, generation=1, created_s=now_s, updated_s=now_s)
             else:
-                same_revision = spec.revision == old.spec.revision
                 function = replace(
                     old,
                     spec=spec,
                     generation=old.generation + (spec != old.spec),
-                    snapshot=old.snapshot if same_revision else None,
+                    snapshot=None,
                     failure=None,
                     updated_s=now_s,
                 )

@@ -207,7 +207,7 @@ class Engine:
 
     def _add(self, request: GenerationRequest) -> None:
         text = OutputText(self._tokenizer, prompt=request.prompt, stops=request.params.stop)
-        sequence = Sequence(request, text, arrived_s=time.perf_counter())
+        sequence = Sequence(request, text, arrived_s=time.perf_counter(), eos=self._eos)
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
 
@@ -312,7 +312,7 @@ class Engine:
     def _text_of(self, sequence: Sequence, token: int) -> tuple[str, FinishReason | None]:
         """What the appended token adds to the text, and whether it ends the sequence."""
         params = sequence.request.params
-        if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
+        if token in sequence.ending:
             rest, _ = sequence.text.flush()
             return rest, FinishReason.STOP
         text, stopped = sequence.text.push(token)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from runtime.engine.grammar import Grammar
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended; the first two are OpenAI's."""
@@ -42,6 +44,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_tokens: int = 0  # no end-of-sequence or stop token before that many
     logprobs: int | None = None
 
 
@@ -50,7 +53,9 @@ class GenerationRequest:
     """One sequence to generate.
 
     `choice` tells the n choices of one request apart (seeding). Sequences of different `cache_salt`
-    never share cached keys and values; the server sets it, never the caller.
+    never share cached keys and values; the server sets it, never the caller. With a `grammar` the
+    output follows it and ends, by an end-of-sequence or stop token, only where it is complete; it
+    goes with neither `ignore_eos` nor `min_tokens`.
     """
 
     id: str
@@ -58,6 +63,7 @@ class GenerationRequest:
     params: SamplingParams
     choice: int = 0
     cache_salt: str = ""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.engine.grammar import GrammarError
 from runtime.engine.request import SamplingParams, TokenLogprob
 from runtime.engine.sequence import Sequence
 
@@ -22,7 +24,7 @@ _FIRST_CANDIDATES = 1024  # top-p rarely reaches further; a full sort is the fal
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One sequence's next token; `error` instead when its logits are not numbers."""
+    """One sequence's next token; `error` instead when there is none to choose."""
 
     token: int
     logprob: TokenLogprob | None = None
@@ -44,15 +46,19 @@ def sample(logits: Tensor, positions: Items[Position]) -> list[Sampled]:
         torch.log_softmax(row, dim=-1) if _wants_logprobs(position) else None
         for row, position in zip(rows, positions, strict=True)
     ]
+    errors = []
     for row, position in zip(rows, positions, strict=True):
         _bias_and_penalise(row, position)
+        errors.append(_forbid(row, position))
     best_values, best = (part.tolist() for part in logits.max(dim=-1))
 
     sampled = []
     for index, position in enumerate(positions):
         sequence, params = position.sequence, position.sequence.request.params
-        if not math.isfinite(best_values[index]):
+        error = errors[index]
+        if error is None and not math.isfinite(best_values[index]):
             error = "the model produced numbers that are not finite for this prompt"
+        if error is not None:
             sampled.append(Sampled(0, error=error))
             continue
         if params.temperature < _GREEDY_BELOW:
@@ -135,6 +141,28 @@ def _bias_and_penalise(row: Tensor, position: Position) -> None:
         ids = row.new_tensor(list(counts), dtype=torch.long)
         times = row.new_tensor(list(counts.values()))
         row.index_add_(0, ids, -(times * params.frequency_penalty + params.presence_penalty))
+
+
+def _forbid(row: Tensor, position: Position) -> str | None:
+    """Rule out what may not come at this position; or why nothing is left."""
+    sequence = position.sequence
+    if sequence.generated + len(position.ahead) < sequence.request.params.min_tokens:
+        row[list(sequence.ending)] = -math.inf
+    if sequence.grammar is None or not sequence.ending.isdisjoint(position.ahead):
+        return None  # nothing comes after a draft that ends the sequence
+    try:
+        allowed = sequence.grammar.allowed(position.ahead)
+    except GrammarError as error:
+        return str(error)
+    if allowed is None:  # an earlier position rejects its draft, so this one does not count
+        return None
+    bits = np.frombuffer(allowed.tokens, dtype=np.uint8)
+    mask = np.unpackbits(bits, count=row.shape[0], bitorder="little").astype(np.bool_)
+    mask[list(sequence.ending)] = allowed.complete
+    if not mask.any():
+        return "no token can continue the output: the grammar rules out all of them"
+    row.masked_fill_(torch.from_numpy(~mask).to(row.device), -math.inf)
+    return None
 
 
 def _token_logprob(logprobs: Tensor, token: int, alternatives: int) -> TokenLogprob:

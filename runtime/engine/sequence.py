@@ -25,8 +25,19 @@ class Sequence:
     preemption. `drafts` are guesses at the tokens that follow, to be verified in the next step.
     """
 
-    def __init__(self, request: GenerationRequest, text: OutputText, *, arrived_s: float) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        text: OutputText,
+        *,
+        arrived_s: float,
+        eos: frozenset[int] = frozenset(),
+    ) -> None:
         self.request = request
+        params = request.params
+        # Tokens that end it
+        self.ending = params.stop_token_ids | (frozenset() if params.ignore_eos else eos)
+        self.grammar = request.grammar.start() if request.grammar else None
         self.text = text
         self.arrived_s = arrived_s  # time.perf_counter()
         self.admitted_s: float | None = None
@@ -39,7 +50,7 @@ class Sequence:
         self.drafts: tuple[int, ...] = ()
         self.lookup = PromptLookup(self.tokens)
         self.output_counts: Counter[int] = Counter()
-        seed = request.params.seed
+        seed = params.seed
         self.seed = secrets.randbits(64) if seed is None else seed
 
     @property
@@ -57,3 +68,5 @@ class Sequence:
         self.tokens.append(token)
         self.output_counts[token] += 1
         self.lookup.extend()
+        if self.grammar and token not in self.ending:
+            self.grammar.advance(token)

@@ -19,6 +19,7 @@ import torch
 import uvicorn
 import uvicorn.lifespan.off
 import uvicorn.protocols.http.httptools_impl  # what uvicorn would import when it starts
+from llguidance import LLTokenizer
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
@@ -30,7 +31,8 @@ from runtime.pod.program import Settings, Start
 from runtime.server.admission import Admission
 from runtime.server.app import build_app
 from runtime.server.engine_client import EngineClient
-from snapshot.manifest import TOKENIZER
+from runtime.server.grammar_compiler import grammar_tokenizer
+from snapshot.manifest import TOKENIZER, read_manifest
 from snapshot.node_cache import NodeCache
 from snapshot.restore import restore
 
@@ -49,18 +51,32 @@ class ModelProgram:
         # Loading one takes 100 ms and holds the interpreter's lock from beginning to end, so it
         # cannot be done beside anything; children of the fork server inherit these.
         self._tokenizers: OrderedDict[str, Tokenizer] = OrderedDict()
+        self._grammar_tokenizers: dict[str, LLTokenizer] = {}  # of some of those
+        self._in_fork_server = True
         torch.set_num_threads(1)  # in the fork server: start no thread pool
         torch.set_num_interop_threads(1)
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
     def expect(self, snapshot: str) -> None:
-        """Load its tokenizer."""
-        self._tokenizer(snapshot)
+        """Load its tokenizer; in the fork server also what structured output makes of it, which a
+        standby, that may be taken the next moment, leaves to the first request that needs it."""
+        tokenizer = self._tokenizer(snapshot)
         while len(self._tokenizers) > _MAX_TOKENIZERS:
-            self._tokenizers.popitem(last=False)
+            oldest, _ = self._tokenizers.popitem(last=False)
+            self._grammar_tokenizers.pop(oldest, None)
+        if self._in_fork_server and snapshot not in self._grammar_tokenizers:
+            manifest = read_manifest(self._cache.path(snapshot))
+            prepared = grammar_tokenizer(
+                tokenizer,
+                eos_token_ids=manifest.generation.eos_token_ids,
+                vocab_size=manifest.config.vocab_size,
+            )
+            if prepared is not None:
+                self._grammar_tokenizers[snapshot] = prepared
 
     def warm(self) -> None:
         """Own random state (a fork copies it; Python's `random` reseeds itself), threads."""
+        self._in_fork_server = False
         torch.manual_seed(secrets.randbits(63))
         np.random.seed(secrets.randbits(32))
         torch.set_num_threads(self._threads)
@@ -145,6 +161,7 @@ class ModelProgram:
             model_names=[assignment.function],
             revision=assignment.revision,
             admission=admission,
+            grammar_tokenizer=self._grammar_tokenizers.get(assignment.snapshot),
         )
         watch.lap("app")
         return engine, app

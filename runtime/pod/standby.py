@@ -37,7 +37,7 @@ def run(
     code = 1
     try:
         name_process("glow-standby")
-        _enter(supervisor_pid, output)
+        _enter(supervisor_pid, control, output)
         now_s = time.monotonic()
         child_wire.send(control, Forked(pid=os.getpid(), fork_ms=(now_s - began_s) * 1e3))
         program.warm()
@@ -77,7 +77,7 @@ def expect(program: Program, snapshot: str) -> None:
         traceback.print_exc()
 
 
-def _enter(supervisor_pid: int, output: int) -> None:
+def _enter(supervisor_pid: int, control: socket.socket, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
@@ -86,10 +86,19 @@ def _enter(supervisor_pid: int, output: int) -> None:
     # The process between is about to end; only then is the supervisor the parent to die with.
     deadline_s = time.monotonic() + _ADOPTION_S
     while os.getppid() != supervisor_pid and time.monotonic() < deadline_s:
+        if _ended(control):  # the supervisor died meanwhile; nobody adopts us
+            os._exit(0)
         time.sleep(0.0002)
     die_with_parent(supervisor_pid)
     with suppress(OSError):
         prefer_in_oom()
+
+
+def _ended(control: socket.socket) -> bool:
+    try:
+        return not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
 
 
 def _become_replica(

@@ -40,10 +40,16 @@ class Usage(NamedTuple):
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int  # of the prompt tokens, found in the prefix cache
 
-    def body(self) -> dict[str, int]:
+    def body(self) -> dict[str, Any]:
         """OpenAI's `usage` object."""
-        return {**self._asdict(), "total_tokens": self.prompt_tokens + self.completion_tokens}
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +103,11 @@ class Job:
 class Choice:
     """What one choice has made so far. Log probabilities wait for the text of their tokens."""
 
-    __slots__ = ("_held", "_shown_chars", "finish_reason", "tokens")
+    __slots__ = ("_held", "_shown_chars", "cached_tokens", "finish_reason", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0
+        self.cached_tokens = 0  # of its prompt
         self.finish_reason = ""  # until it has finished
         self._shown_chars = 0
         self._held: list[TokenLogprob] = []
@@ -108,6 +115,7 @@ class Choice:
     def take(self, delta: Delta) -> Piece | None:
         """The piece that the delta completes; None while the engine holds text back."""
         self.tokens += len(delta.tokens)
+        self.cached_tokens += delta.cached_tokens
         if delta.logprobs:
             self._held.extend(delta.logprobs)
         if delta.finish is not None:
@@ -194,4 +202,13 @@ def _stages_ms(job: Job, arrivals: Sequence[tuple[int, Delta]]) -> dict[str, flo
 
 
 def _usage(job: Job, choices: Sequence[Choice]) -> Usage:
-    return Usage(job.prompt_tokens, sum(choice.tokens for choice in choices))
+    """A prompt's first choice says what of it was cached: the others may share what that made."""
+    return Usage(
+        prompt_tokens=job.prompt_tokens,
+        completion_tokens=sum(choice.tokens for choice in choices),
+        cached_tokens=sum(
+            choice.cached_tokens
+            for request, choice in zip(job.requests, choices, strict=True)
+            if request.choice == 0
+        ),
+    )

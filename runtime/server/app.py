@@ -1,6 +1,7 @@
 """The replica's ASGI application: OpenAI's API for one model, and two probes.
 
     POST /v1/chat/completions, /v1/completions     GET /v1/models, /v1/models/{model}
+    POST /tokenize, /detokenize (and under /v1)
     GET /health (the process is fine)              GET /ready (it takes requests)
 
 The pod makes it once the engine is connected, and runs it under uvicorn on the same event loop as
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+from llguidance import LLTokenizer
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -24,9 +26,12 @@ from runtime.server.admission import Admission
 from runtime.server.engine_client import EngineClient
 from runtime.server.errors import HANDLERS
 from runtime.server.generate_endpoint import GenerateEndpoint
+from runtime.server.grammar_compiler import GrammarCompiler
 from runtime.server.prepare import Prepare, ServedModel, prepare_chat, prepare_completion
 from runtime.server.prompt_encoder import PromptEncoder
 from runtime.server.token_text import TokenText
+from runtime.server.tokenize_endpoint import Answer, JsonEndpoint, detokenize, tokenize
+from runtime.server.tool_format import tool_format
 from snapshot.manifest import Manifest
 
 
@@ -38,21 +43,31 @@ def build_app(
     model_names: Sequence[str],
     revision: str,
     admission: Admission,
+    grammar_tokenizer: LLTokenizer | None = None,
     max_body_bytes: int | None = None,
 ) -> ASGIApp:
     """The application for a connected engine.
 
     `model_names` are what requests may call the model, the first one being its name.
+    Without a `grammar_tokenizer` the first request for structured output makes it.
     `max_body_bytes` None takes a limit that no prompt which fits the context can reach.
     """
     max_context, vocab_size = engine.engine.max_context, engine.engine.vocab_size
     encoder = PromptEncoder(
         tokenizer=tokenizer, manifest=manifest, max_context=max_context, vocab_size=vocab_size
     )
+    grammars = GrammarCompiler(
+        tokenizer,
+        eos_token_ids=manifest.generation.eos_token_ids,
+        vocab_size=vocab_size,
+        prepared=grammar_tokenizer,
+    )
     model = ServedModel(
         names=tuple(model_names),
         revision=revision,
         encoder=encoder,
+        grammars=grammars,
+        tool_format=tool_format(manifest.chat.template),
         token_text=TokenText(tokenizer),
         defaults=manifest.generation,
         max_context=max_context,
@@ -75,11 +90,20 @@ def build_app(
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         yield
         encoder.close()
+        grammars.close()
+
+    def answers(answer: Answer, *paths: str) -> list[Route]:
+        endpoint = JsonEndpoint(
+            admission=admission, answer=partial(answer, model), max_body_bytes=max_body_bytes
+        )
+        return [Route(path, endpoint, methods=["POST"]) for path in paths]
 
     app = Starlette(
         routes=[
             generates("/v1/chat/completions", prepare_chat),
             generates("/v1/completions", prepare_completion),
+            *answers(tokenize, "/tokenize", "/v1/tokenize"),
+            *answers(detokenize, "/detokenize", "/v1/detokenize"),
             *_model_routes(model),
             *_probe_routes(engine, admission),
         ],

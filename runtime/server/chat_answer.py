@@ -8,10 +8,14 @@ from runtime.engine.request import TokenLogprob
 from runtime.server.answer import FinishedChoice, Piece, Usage, json_logprob
 from runtime.server.events import HOLE, TextEvent, event
 from runtime.server.token_text import TokenText
+from runtime.server.tool_answer import ToolAnswers, ToolChoice
 
 
 class ChatAnswer:
-    """Writes one chat completion. `envelope` has its id, created, model and system_fingerprint."""
+    """Writes one chat completion. `envelope` has its id, created, model and system_fingerprint.
+
+    With `tools` the text is read for calls; without, all of it is content.
+    """
 
     def __init__(
         self,
@@ -20,26 +24,37 @@ class ChatAnswer:
         token_text: TokenText,
         with_logprobs: bool,
         include_usage: bool,
+        tools: ToolAnswers | None = None,
     ) -> None:
         self._envelope = envelope
         self._token_text = token_text
         self._with_logprobs = with_logprobs
         self._include_usage = include_usage
+        self._tools = tools
+        self._choices: dict[int, ToolChoice] = {}  # of a stream with tools
         self._text_event = TextEvent(self._chunk(HOLE, {"content": HOLE}, logprobs=HOLE))
 
     def opening(self, index: int) -> bytes:
         """The role."""
+        if self._tools is not None:
+            self._choices[index] = self._tools.choice()
         return event(self._chunk(index, {"role": "assistant", "content": ""}))
 
     def piece(self, index: int, piece: Piece) -> bytes:
-        """Some content."""
+        """Some content, or part of a tool call; nothing while that is not decided."""
+        if choice := self._choices.get(index):
+            return self._deltas(index, choice.feed(piece.text), [piece])
         if not self._with_logprobs:
             return self._text_event.fill(index, piece.text)
         return self._text_event.fill(index, piece.text, json.dumps(self._logprobs([piece])))
 
     def ending(self, index: int, finish_reason: str) -> bytes:
         """The finish reason."""
-        return event(self._chunk(index, {}, finish_reason=finish_reason))
+        held = b""
+        if choice := self._choices.get(index):
+            held = self._deltas(index, choice.finish(), [])
+            finish_reason = choice.finish_reason(finish_reason)
+        return held + event(self._chunk(index, {}, finish_reason=finish_reason))
 
     def usage(self, usage: Usage) -> bytes:
         """The usage chunk, where the request asked for it."""
@@ -54,14 +69,32 @@ class ChatAnswer:
             "choices": [
                 {
                     "index": index,
-                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    **self._message(choice),
                     "logprobs": self._logprobs(choice.pieces) if self._with_logprobs else None,
-                    "finish_reason": choice.finish_reason,
                 }
                 for index, choice in enumerate(choices)
             ],
             "usage": usage.body(),
         }
+
+    def _message(self, choice: FinishedChoice) -> dict[str, Any]:
+        reason = choice.finish_reason
+        if self._tools is None:
+            message = {"role": "assistant", "content": choice.text, "refusal": None}
+        else:
+            reader = self._tools.choice()
+            message = reader.message(choice.text)
+            reason = reader.finish_reason(reason)
+        return {"message": message, "finish_reason": reason}
+
+    def _deltas(self, index: int, deltas: list[dict[str, Any]], pieces: Sequence[Piece]) -> bytes:
+        """Their events; the pieces' log probabilities come with the first."""
+        logprobs = self._logprobs(pieces) if self._with_logprobs and pieces else None
+        events = b""
+        for delta in deltas or ([{}] if logprobs else []):
+            events += event(self._chunk(index, delta, logprobs=logprobs))
+            logprobs = None
+        return events
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {**self._envelope, "object": kind}
@@ -71,7 +104,7 @@ class ChatAnswer:
         index: int | str,
         delta: dict[str, Any],
         *,
-        logprobs: str | None = None,
+        logprobs: str | dict[str, Any] | None = None,
         finish_reason: str | None = None,
     ) -> dict[str, Any]:
         choice = {

@@ -51,6 +51,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool,
         max_chars: int,
         timeout_s: float = 5.0,
@@ -66,7 +67,7 @@ class ChatTemplate:
             raise InvalidRequest(self._problem, param="messages", code="no_chat_template")
         given = {
             "messages": messages,
-            "tools": None,
+            "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self._tokens,

@@ -14,25 +14,32 @@ from pydantic import ValidationError
 
 from glowplug.errors import InvalidRequest, NotFound
 from glowplug.stages import Stopwatch
+from runtime.engine.grammar import Grammar
 from runtime.engine.request import GenerationRequest
 from runtime.server.answer import Job
 from runtime.server.chat_answer import ChatAnswer
 from runtime.server.completion_answer import CompletionAnswer
+from runtime.server.constraint import Constraint
 from runtime.server.errors import invalid_request
+from runtime.server.grammar_compiler import GrammarCompiler
 from runtime.server.prompt_encoder import PromptEncoder
 from runtime.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
+    NamedTool,
+    Strict,
     TokenIds,
 )
 from runtime.server.sampling import output_budget, sampling_params
 from runtime.server.token_text import TokenText
+from runtime.server.tool_answer import ToolAnswers
+from runtime.server.tool_format import Function, ToolFormat, calls_grammar
 from snapshot.manifest import GenerationDefaults
 
 MAX_SEQUENCES = 128  # prompts x choices of one request
 
-_Request = TypeVar("_Request", bound=GenerationFields)
+_Request = TypeVar("_Request", bound=Strict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +49,8 @@ class ServedModel:
     names: Sequence[str]  # the name that /v1/models lists first, then its aliases
     revision: str
     encoder: PromptEncoder
+    grammars: GrammarCompiler
+    tool_format: ToolFormat | None  # None: the chat template knows none
     token_text: TokenText
     defaults: GenerationDefaults
     max_context: int
@@ -65,15 +74,18 @@ Prepare = Callable[[ServedModel, bytes], Awaitable[Job]]
 async def prepare_chat(model: ServedModel, body: bytes) -> Job:
     """The job of a POST /v1/chat/completions. Raises InvalidRequest, NotFound."""
     stopwatch = Stopwatch()
-    request = _parse(ChatCompletionRequest, body)
+    request = parse(ChatCompletionRequest, body)
     model.check_name(request.model)
+    answers = _tool_answers(model, request)
     prompt = await model.encoder.chat(
         request.messages,
         variables=request.chat_template_kwargs,
+        tools=[tool.model_dump(exclude_unset=True) for tool in request.usable_tools] or None,
         add_generation_prompt=request.add_generation_prompt is not False,
     )
+    grammar = await _grammar(model, request)
     envelope = _envelope(model, request, prefix="chatcmpl-")
-    requests = _sequences(model, request, [prompt], request_id=envelope["id"])
+    requests = _sequences(model, request, [prompt], request_id=envelope["id"], grammar=grammar)
     stopwatch.lap("tokenize")
     return Job(
         requests=requests,
@@ -82,6 +94,7 @@ async def prepare_chat(model: ServedModel, body: bytes) -> Job:
             envelope,
             token_text=model.token_text,
             with_logprobs=request.alternatives is not None,
+            tools=answers,
             include_usage=request.include_usage,
         ),
         stream=bool(request.stream),
@@ -92,7 +105,7 @@ async def prepare_chat(model: ServedModel, body: bytes) -> Job:
 async def prepare_completion(model: ServedModel, body: bytes) -> Job:
     """The job of a POST /v1/completions. Raises InvalidRequest, NotFound."""
     stopwatch = Stopwatch()
-    request = _parse(CompletionRequest, body)
+    request = parse(CompletionRequest, body)
     model.check_name(request.model)
     if len(request.prompt) * request.choices > MAX_SEQUENCES:
         raise InvalidRequest(
@@ -101,8 +114,9 @@ async def prepare_completion(model: ServedModel, body: bytes) -> Job:
             param="prompt",
         )
     prompts = await model.encoder.plain(request.prompt)
+    grammar = await _grammar(model, request)
     envelope = _envelope(model, request, prefix="cmpl-")
-    requests = _sequences(model, request, prompts, request_id=envelope["id"])
+    requests = _sequences(model, request, prompts, request_id=envelope["id"], grammar=grammar)
     stopwatch.lap("tokenize")
     echo = None
     if request.echo:
@@ -123,11 +137,49 @@ async def prepare_completion(model: ServedModel, body: bytes) -> Job:
     )
 
 
-def _parse(kind: type[_Request], body: bytes) -> _Request:
+def parse(kind: type[_Request], body: bytes) -> _Request:
+    """The body as this kind of request. Raises InvalidRequest."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         raise invalid_request(error) from None
+
+
+def _tool_answers(model: ServedModel, request: ChatCompletionRequest) -> ToolAnswers | None:
+    if not request.usable_tools:
+        return None
+    if model.tool_format is None:
+        raise InvalidRequest(
+            "tools: this model's chat template has no tools, or in an unknown format; leave them "
+            'out, or send a tool_choice of "none"',
+            param="tools",
+        )
+    return ToolAnswers(
+        form=model.tool_format,
+        functions=[tool.function.name for tool in request.usable_tools],
+        several=request.parallel_tool_calls is not False,
+    )
+
+
+def _tool_constraints(model: ServedModel, request: GenerationFields) -> list[Constraint]:
+    """The grammar that enforces a call; none where the model may answer with text."""
+    if not isinstance(request, ChatCompletionRequest) or model.tool_format is None:
+        return []
+    if not request.enforced_tools:
+        return []
+    named = isinstance(request.tool_choice, NamedTool)
+    grammar = calls_grammar(
+        model.tool_format,
+        [Function(each.function.name, each.function.parameters) for each in request.enforced_tools],
+        several=not named and request.parallel_tool_calls is not False,
+        param="tools",
+    )
+    return [grammar]
+
+
+async def _grammar(model: ServedModel, request: GenerationFields) -> Grammar | None:
+    constraints = request.constraints or _tool_constraints(model, request)
+    return await model.grammars.compile(constraints[0]) if constraints else None
 
 
 def _envelope(model: ServedModel, request: GenerationFields, *, prefix: str) -> dict[str, Any]:
@@ -145,6 +197,7 @@ def _sequences(
     prompts: Sequence[TokenIds],
     *,
     request_id: str,
+    grammar: Grammar | None,
 ) -> list[GenerationRequest]:
     """`n` sequences of each prompt, in the order of OpenAI's `index`."""
     sequences: list[GenerationRequest] = []
@@ -164,6 +217,7 @@ def _sequences(
                     prompt=prompt,
                     params=params,
                     choice=choice,
+                    grammar=grammar,
                 )
             )
     return sequences

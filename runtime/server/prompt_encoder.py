@@ -46,6 +46,7 @@ class PromptEncoder:
         *,
         variables: Mapping[str, Any],
         add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> TokenIds:
         """Token ids of a conversation, by the model's chat template.
 
@@ -56,6 +57,7 @@ class PromptEncoder:
             ContextLengthExceeded: the text is too long to fit, whatever its tokens.
         """
         chars = sum(len(message.content or "") for message in messages)
+        chars += len(json.dumps(tools)) if tools else 0
 
         def encode() -> TokenIds:
             turns = [self._turn(message) for message in messages]
@@ -63,6 +65,7 @@ class PromptEncoder:
                 text = self._template.render(
                     turns,
                     variables=variables,
+                    tools=tools,
                     add_generation_prompt=add_generation_prompt,
                     max_chars=self._max_chars,
                 )
@@ -75,7 +78,9 @@ class PromptEncoder:
         inline = chars <= _INLINE_CHARS and len(messages) <= _INLINE_MESSAGES
         return await self._run(encode, inline=inline)
 
-    async def plain(self, prompts: Sequence[str | TokenIds]) -> list[TokenIds]:
+    async def plain(
+        self, prompts: Sequence[str | TokenIds], *, add_special_tokens: bool = True
+    ) -> list[TokenIds]:
         """Token ids of plain prompts; ids are checked and taken as they are.
 
         Raises:
@@ -87,7 +92,7 @@ class PromptEncoder:
             raise self._too_long("prompt")
 
         def encode() -> list[TokenIds]:
-            return [self._plain(prompt) for prompt in prompts]
+            return [self._plain(prompt, add_special_tokens) for prompt in prompts]
 
         return await self._run(encode, inline=sum(map(len, texts)) <= _INLINE_CHARS)
 
@@ -96,6 +101,11 @@ class PromptEncoder:
         if isinstance(prompt, str):
             return prompt
         return self._tokenizer.decode(list(prompt), skip_special_tokens=False)
+
+    def text_of_tokens(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special ones too. Raises InvalidRequest for unknown ids."""
+        self._check(tuple(ids), param="tokens")
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def close(self) -> None:
         """End the worker thread."""
@@ -106,13 +116,15 @@ class PromptEncoder:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
-    def _plain(self, prompt: str | TokenIds) -> TokenIds:
+    def _plain(self, prompt: str | TokenIds, add_special_tokens: bool) -> TokenIds:
         if not isinstance(prompt, str):
             self._check(prompt, param="prompt")
             return prompt
-        ids = self._encode(prompt, param="prompt", add_special_tokens=True)
+        ids = self._encode(prompt, param="prompt", add_special_tokens=add_special_tokens)
         # A tokenizer whose own post-processor puts a BOS has put it already.
-        return ids if self._bos is None or ids[0] == self._bos else (self._bos, *ids)
+        if not add_special_tokens or self._bos is None or ids[0] == self._bos:
+            return ids
+        return (self._bos, *ids)
 
     def _encode(self, text: str, *, param: str, add_special_tokens: bool) -> TokenIds:
         ids = tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
+from runtime.server import constraint
+from runtime.server.constraint import Constraint
 from runtime.server.request_fields import (
     Unsupported,
     contradiction,
@@ -22,6 +24,8 @@ from runtime.server.request_fields import (
 MAX_CHOICES = 16
 MAX_MESSAGES = 4096
 MAX_LOGPROBS = 20
+MAX_TOOLS = 128
+MAX_DETOKENIZED = 2**20
 
 Ignored = Any
 """Accounting and routing hints: they change nothing about the answer."""
@@ -41,6 +45,40 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[Any, Unsupported(False)] = None
+
+
+class JsonSchemaFormat(Strict):
+    """A named JSON schema. `strict` or not: the output is always valid by it."""
+
+    name: str = Field(max_length=256)
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, PlainValidator(constraint.json_schema)] = Field(
+        None, alias="schema"
+    )
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What the text of an answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The grammar it asks for."""
+        if self.type == "text":
+            return None
+        schema = self.json_schema.schema_ if self.json_schema else None
+        return constraint.of_schema(
+            constraint.ANY_OBJECT if schema is None else schema, param="response_format"
+        )
+
+    @model_validator(mode="after")
+    def _schema_goes_with_its_type(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise contradiction("json_schema", "goes with the type json_schema, and only with it")
+        return self
 
 
 class GenerationFields(Strict):
@@ -68,6 +106,14 @@ class GenerationFields(Strict):
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     stop_token_ids: list[int] | None = Field(None, max_length=128)
     ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, le=2**31)
+
+    # Structured output: OpenAI's field and vLLM's
+    response_format: ResponseFormat | None = None
+    guided_json: Annotated[dict[str, Any] | None, PlainValidator(constraint.json_schema)] = None
+    guided_regex: Annotated[str | None, PlainValidator(constraint.grammar_text)] = None
+    guided_choice: Annotated[list[str] | None, PlainValidator(constraint.choice_texts)] = None
+    guided_grammar: Annotated[str | None, PlainValidator(constraint.grammar_text)] = None
 
     user: Ignored = None
     metadata: Ignored = None
@@ -86,6 +132,33 @@ class GenerationFields(Strict):
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def constraints(self) -> list[Constraint]:
+        """The grammars that the fields ask for; a valid request has one at most."""
+        asked: list[Constraint] = []
+        if self.response_format and (wanted := self.response_format.constraint):
+            asked.append(wanted)
+        if self.guided_json is not None:
+            asked.append(constraint.of_schema(self.guided_json, param="guided_json"))
+        if self.guided_regex is not None:
+            asked.append(constraint.of_regex(self.guided_regex, param="guided_regex"))
+        if self.guided_choice is not None:
+            asked.append(constraint.of_choices(self.guided_choice, param="guided_choice"))
+        if self.guided_grammar is not None:
+            asked.append(constraint.of_lark(self.guided_grammar, param="guided_grammar"))
+        return asked
+
+    @model_validator(mode="after")
+    def _one_constraint(self) -> Self:
+        asked = self.constraints
+        if len(asked) > 1:
+            raise contradiction(asked[1].param, f"not allowed together with {asked[0].param}")
+        if asked and self.ignore_eos:
+            raise contradiction("ignore_eos", f"not allowed together with {asked[0].param}")
+        if asked and self.min_tokens:
+            raise contradiction("min_tokens", f"not allowed together with {asked[0].param}")
+        return self
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
@@ -108,6 +181,35 @@ class ToolCall(Strict):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: Ignored = None
+
+
+class FunctionDefinition(Strict):
+    """A function that the model may call. `strict` or not: enforced calls are always valid."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, PlainValidator(constraint.object_schema)] = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """What the model may use: functions only."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Strict):
+    """A function by name."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The function that the model must call."""
+
+    type: Literal["function"] = "function"
+    function: FunctionName
 
 
 class Message(Strict):
@@ -147,12 +249,11 @@ class ChatCompletionRequest(GenerationFields):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], PlainValidator(plain_variables)] = {}
 
-    parallel_tool_calls: Ignored = None  # says something about `tools` only
-    tools: Annotated[Any, Unsupported([])] = None
-    tool_choice: Annotated[Any, Unsupported("none", "auto")] = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None  # false: one call at most
     functions: Annotated[Any, Unsupported([])] = None
     function_call: Annotated[Any, Unsupported("none", "auto")] = None
-    response_format: Annotated[Any, Unsupported({"type": "text"})] = None
     modalities: Annotated[Any, Unsupported(["text"])] = None
     audio: Annotated[Any, Unsupported()] = None
     prediction: Annotated[Any, Unsupported()] = None
@@ -168,12 +269,26 @@ class ChatCompletionRequest(GenerationFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def usable_tools(self) -> list[Tool]:
+        """The tools that the model is told of: none with a `tool_choice` of none."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def enforced_tools(self) -> list[Tool]:
+        """The tools of which the model must call one; empty: it may answer with text."""
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            return [tool for tool in self.usable_tools if tool.function.name == name]
+        return self.usable_tools if self.tool_choice == "required" else []
+
+    @property
     def output_tokens(self) -> int | None:
         """The asked-for limit, under either of its names."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
+        self._check_tools()
         if self.top_logprobs and not self.logprobs:
             raise contradiction("top_logprobs", "only allowed when logprobs is true")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
@@ -181,6 +296,20 @@ class ChatCompletionRequest(GenerationFields):
         ):
             raise contradiction("max_tokens", "differs from max_completion_tokens; send only one")
         return self
+
+    def _check_tools(self) -> None:
+        tools = self.usable_tools
+        names = [tool.function.name for tool in tools]
+        if len(set(names)) < len(names):
+            raise contradiction("tools", "each function needs a name of its own")
+        must_call = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        if must_call and not self.enforced_tools:
+            raise contradiction("tool_choice", "names no function of tools")
+        if tools and (asked := self.constraints):
+            raise contradiction(asked[0].param, "not allowed together with tools")
+        for field in ("ignore_eos", "min_tokens"):
+            if must_call and getattr(self, field):
+                raise contradiction(field, "not allowed where tool_choice enforces a call")
 
 
 class CompletionRequest(GenerationFields):
@@ -210,3 +339,33 @@ class CompletionRequest(GenerationFields):
         if self.echo and self.logprobs is not None:
             raise contradiction("echo", "not supported together with logprobs")
         return self
+
+
+class TokenizeRequest(Strict):
+    """The body of POST /tokenize: a prompt, or messages that the chat template makes one of."""
+
+    model: str | None = Field(None, max_length=1024)
+    prompt: str | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], PlainValidator(plain_variables)] = {}
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise contradiction("prompt", "send either prompt or messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise contradiction("add_special_tokens", "not for messages: their template does it")
+        if self.prompt is not None and self.add_generation_prompt:
+            raise contradiction("add_generation_prompt", "only for messages")
+        if self.prompt is not None and self.chat_template_kwargs:
+            raise contradiction("chat_template_kwargs", "only for messages")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    """The body of POST /detokenize."""
+
+    model: str | None = Field(None, max_length=1024)
+    tokens: list[int] = Field(min_length=1, max_length=MAX_DETOKENIZED)

@@ -16,8 +16,13 @@ def sampling_params(
     """What the request says, then what the model's generation_config says, then OpenAI's defaults.
 
     Raises:
-        InvalidRequest: a token id is not in the vocabulary.
+        InvalidRequest: a token id is not in the vocabulary, or min_tokens is over the limit.
     """
+    if (request.min_tokens or 0) > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens: {request.min_tokens} is over {max_tokens}, the most that are generated",
+            param="min_tokens",
+        )
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=_first(request.temperature, defaults.temperature, 1.0),
@@ -32,6 +37,7 @@ def sampling_params(
         stop=request.stop,
         stop_token_ids=_stop_token_ids(request, vocab_size),
         ignore_eos=bool(request.ignore_eos),
+        min_tokens=request.min_tokens or 0,
         logprobs=request.alternatives,
     )
 

@@ -1,10 +1,12 @@
 """The official openai client against the invoke URL: answers, streams, and each class of error."""
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 from serving import CAPITAL, STORY, Serve, StartServe, deploy, eventually
@@ -41,6 +43,91 @@ def test_chat(client: openai.OpenAI) -> None:
     assert answer.model == NAME
     assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 30},
+        "country": {"type": "string", "maxLength": 30},
+        "population": {"type": "integer", "minimum": 1, "maximum": 100_000_000},
+        "continent": {"enum": ["Europe", "Asia", "Africa"]},
+    },
+    "required": ["city", "country", "population", "continent"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_json_schema(client: openai.OpenAI, stream: bool) -> None:
+    answer: Any = client.chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": "Describe Paris as JSON."}],
+        max_tokens=200,
+        temperature=0,
+        stream=stream,
+        response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}},
+    )
+    if stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+    else:
+        assert answer.choices[0].finish_reason == "stop"
+        text = answer.choices[0].message.content
+    jsonschema.validate(json.loads(text), CITY)
+    assert json.loads(text)["city"] == "Paris"
+
+
+def test_guided_choice_and_json_object(client: openai.OpenAI) -> None:
+    choices = ["Paris", "London", "Rome"]
+    answer = client.chat.completions.create(
+        model=NAME, messages=CAPITAL, temperature=0, extra_body={"guided_choice": choices}
+    )
+    assert answer.choices[0].message.content == "Paris"
+    answer = client.chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": "Give me a JSON object with a name and an age."}],
+        temperature=0,
+        max_tokens=100,
+        response_format={"type": "json_object"},
+    )
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+    assert (answer.choices[0].message.content or "").startswith("{")
+
+
+def test_a_schema_that_is_wrong_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(
+            model=NAME, messages=CAPITAL, extra_body={"guided_json": {"type": "nope"}}
+        )
+    assert error.value.param == "guided_json"
+
+
+def test_tools_are_refused_by_a_model_whose_template_has_none(client: openai.OpenAI) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "weather"}}]
+    with pytest.raises(openai.BadRequestError, match="chat template has no tools"):
+        client.chat.completions.create(model=NAME, messages=CAPITAL, tools=tools)
+
+
+def test_tokenize_there_and_back(client: openai.OpenAI, function: dict[str, Any]) -> None:
+    tokens = client.post(
+        "/tokenize", body={"model": NAME, "prompt": "Hello world"}, cast_to=dict[str, Any]
+    )
+    assert tokens["count"] == len(tokens["tokens"]) == 2
+    text = client.post(
+        "/detokenize", body={"model": NAME, "tokens": tokens["tokens"]}, cast_to=dict[str, Any]
+    )
+    assert text == {"prompt": "Hello world"}
+
+
+def test_cached_tokens_are_reported(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Count with me: " + "one two three " * 20}]
+    usages = [
+        client.chat.completions.create(model=NAME, messages=messages, max_tokens=1).usage
+        for _ in range(2)
+    ]
+    cached = [usage.prompt_tokens_details.cached_tokens for usage in usages]
+    assert cached[0] < 16 * 4 < usages[1].prompt_tokens - 16 <= cached[1]
 
 
 def test_chat_streaming_says_the_same(client: openai.OpenAI) -> None:

@@ -179,6 +179,16 @@ def test_batched_chunked_preempted_and_single_runs_agree(folders, tokenizer):
     assert preempted == single
 
 
+def test_a_prompt_of_several_chunks(folders, tokenizer):
+    """In bfloat16: the same to the last bit, where our own kernels run."""
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    prompt = tuple(tokenizer.encode(text).ids[:700])
+    run = {"max_tokens": 8, "tokenizer": tokenizer, "prompts": [prompt], "apart": True}
+    whole, _ = generate(folders["bfloat16"], max_batch_tokens=1024, **run)
+    for budget in (512, 100):
+        assert generate(folders["bfloat16"], max_batch_tokens=budget, **run)[0] == whole
+
+
 def test_the_answer_is_english(folders, tokenizer):
     [tokens], _ = generate(
         folders["bfloat16"], tokenizer, [chat(tokenizer, QUESTIONS[0])], max_tokens=32, apart=True

@@ -152,12 +152,12 @@ def test_errors_of_the_replica_pass_unchanged(tools: Any) -> None:
 
     async def main(house: Any) -> None:
         await house.deploy()
-        app = Starlette(routes=[Route("/v1/embeddings", refuse, methods=["POST"])])
+        app = Starlette(routes=[Route("/v1/completions", refuse, methods=["POST"])])
         house.endpoints.put(await house.app_replica(app), READY)
-        response = await house.call("/f/smollm2/v1/embeddings")
+        response = await house.call("/f/smollm2/v1/completions")
         assert (response.status, response.headers["retry-after"]) == (422, "7")
         assert await response.json() == {"error": {"message": "no"}}
-        response = await house.call("/f/smollm2/v1/no/such/thing")
+        response = await house.call("/f/smollm2/v1/tokenize")
         assert (response.status, await response.text()) == (404, "Not Found")
 
     tools.run(main)
@@ -283,10 +283,8 @@ def test_an_answer_without_a_body(tools: Any) -> None:
         await house.deploy()
         replica = await house.raw_replica(behave)
         house.endpoints.put(replica.url, READY)
-        url = house.url + "/f/smollm2/v1/files/f-1"
-        for method in ("DELETE", "GET"):
-            async with house.client.request(method, url) as response:
-                assert (response.status, await response.read()) == (204, b"")
+        async with house.client.post(house.url + "/f/smollm2/v1/tokenize") as response:
+            assert (response.status, await response.read()) == (204, b"")
 
     tools.run(main)
 

@@ -107,3 +107,21 @@ def test_a_failed_function_says_why(platform: Platform, capsys: Output) -> None:
     capsys.readouterr()
     assert run(["invoke", "other", "Hi"]) == 1
     assert "its model is gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["invoke", "smol", "\udcff bad"], "not valid UTF-8"),
+        (["invoke", "smol", "hi", "--temperature", "nan"], "not finite"),
+        (["ls", "--api-key", "k\xe9"], "not ASCII"),
+    ],
+)
+def test_what_cannot_be_sent_is_one_line(
+    platform: Platform, capsys: Output, arguments: list[str], said: str
+) -> None:
+    assert run(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert said in error
+    assert error.count("\n") == 1

@@ -321,3 +321,28 @@ def test_salts_do_not_share(start):
             running.finish(name)
         cached = {name: running.deltas[name][0].cached_tokens for name in "abcd"}
         assert cached == {"a": 0, "b": 0, "c": 0, "d": 28}
+
+
+def test_no_end_before_min_tokens(start):
+    """Without it the bias ends the sequence at once; drafts keep to it too."""
+    ends = {"logit_bias": {EOS: 100.0, 7: 90.0}}
+    with start() as running:
+        running.submit("at once", [9], **ends)
+        running.submit("later", [9], min_tokens=6, **ends)
+        stop = {"stop_token_ids": frozenset({7}), "ignore_eos": True, "max_tokens": 9}
+        running.submit("stop token", [9], min_tokens=6, logit_bias={7: 100.0}, **stop)
+        running.finish("at once", "later", "stop token")
+        assert running.tokens("at once") == [EOS]
+        assert running.tokens("later") == [7] * 6 + [EOS]
+        assert len(running.tokens("stop token")) == 7
+        assert running.tokens("stop token").index(7) == 6
+
+
+def test_min_tokens_with_speculation(start, monkeypatch):
+    monkeypatch.setattr("runtime.engine.loop.worthwhile", lambda **_: 5)
+    with start() as running:
+        bias = {EOS: 100.0, 7: 90.0}
+        running.submit("a", [7, 7, 7, 7], min_tokens=20, max_tokens=40, logit_bias=bias)
+        running.finish("a")
+        assert running.tokens("a") == [7] * 20 + [EOS]
+        assert sum(running.engine.stats().drafts_accepted) > 0

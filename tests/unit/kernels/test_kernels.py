@@ -35,7 +35,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, *, rounding: float = 2.0
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 16, 17, 40])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 7, 16, 17, 40])
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 96), (48, 100), (37, 64), (16, 1), (5, 33)])
 def test_linear_layers(kernels, rows, outputs, inputs):
     x, weight = random(rows, inputs), random(outputs, inputs, scale=0.2)

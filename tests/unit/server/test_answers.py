@@ -70,6 +70,7 @@ class TestChat:
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": 6,
                 "total_tokens": prompt_tokens + 6,
+                "prompt_tokens_details": {"cached_tokens": 0},
             },
         }
 
@@ -91,6 +92,13 @@ class TestChat:
                 ({}, "stop"),
             ]
         ]
+
+    def test_cached_tokens_of_a_prompt_count_once(self, ask):
+        first = Delta(text="a", tokens=(7,), cached_tokens=4)
+        scripts = [[first, *say("b")], [replace(first, cached_tokens=8), *say("c")]]
+        body = {"model": "tiny", **PROMPT[CHAT], "n": 2}
+        usage = ask(CHAT, body, script=script_of(*scripts))[0].json()["usage"]
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 4}
 
     def test_usage_chunk_comes_last_and_only_on_request(self, ask):
         body = {"model": "tiny", **PROMPT[CHAT], "stream": True}

@@ -22,6 +22,13 @@ def plain(**fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": "hello", **fields}
 
 
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
 # (fields, param): the request differs from a good one by the fields; the error names the param.
 REFUSED_BY_BOTH = [
     ({"temperature": -0.1}, "temperature"),
@@ -70,7 +77,52 @@ REFUSED_BY_BOTH = [
         "stream_options.include_obfuscation",
     ),
     ({"surprise": None}, "surprise"),
-    ({"guided_json": {}}, "guided_json"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"max_tokens": 4, "min_tokens": 5}, "min_tokens"),
+    ({"guided_json": 5}, "guided_json"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": {"type": "nope"}}, "guided_json"),
+    ({"guided_json": {"not": {}}}, "guided_json"),
+    ({"guided_json": {"$ref": "http://example.com/a.json"}}, "guided_json"),
+    ({"guided_json": {"title": "x" * 2**18}}, "guided_json"),
+    ({"guided_json": nested(100)}, "guided_json"),
+    ({"guided_regex": ""}, "guided_regex"),
+    ({"guided_regex": "("}, "guided_regex"),
+    ({"guided_regex": "x" * 2**18}, "guided_regex"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": ["a", ""]}, "guided_choice"),
+    ({"guided_choice": "a"}, "guided_choice"),
+    ({"guided_choice": ["a"] * 1025}, "guided_choice"),
+    ({"guided_grammar": "start: nowhere"}, "guided_grammar"),
+    ({"guided_grammar": ["a"]}, "guided_grammar"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+    ({"guided_regex": "a", "min_tokens": 1}, "min_tokens"),
+    ({"response_format": "json"}, "response_format"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_object", "json_schema": {"name": "a"}}},
+        "response_format.json_schema",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        "response_format.json_schema.name",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 5}}},
+        "response_format.json_schema.schema",
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"type": "nope"}},
+            }
+        },
+        "response_format",
+    ),
+    ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
     ({"model": None}, "model"),
     ({"model": 5}, "model"),
 ]
@@ -117,11 +169,10 @@ REFUSED_BY_CHAT = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": "all"}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"function_call": {"name": "f"}}, "function_call"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "x"}}, "audio"),
     ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
@@ -207,6 +258,7 @@ USED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"stop_token_ids": [3, 3, 299]}, {"stop_token_ids": frozenset({3, 299})}),
     ({"ignore_eos": True}, {"ignore_eos": True}),
     ({"max_tokens": 7}, {"max_tokens": 7}),
+    ({"max_tokens": 7, "min_tokens": 7}, {"min_tokens": 7}),
 ]
 USED_BY_CHAT = [
     ({"max_completion_tokens": 7}, {"max_tokens": 7}),
@@ -244,6 +296,12 @@ HARMLESS = {
     "stream_options": None,
     "logit_bias": None,
     "max_tokens": None,
+    "min_tokens": 0,
+    "response_format": {"type": "text"},
+    "guided_json": None,
+    "guided_regex": None,
+    "guided_choice": None,
+    "guided_grammar": None,
 }
 HARMLESS_TO_CHAT = {
     "store": False,
@@ -251,7 +309,6 @@ HARMLESS_TO_CHAT = {
     "tool_choice": "none",
     "parallel_tool_calls": True,
     "functions": None,
-    "response_format": {"type": "text"},
     "modalities": ["text"],
     "audio": None,
     "reasoning_effort": "none",

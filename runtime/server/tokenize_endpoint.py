@@ -1,0 +1,65 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes: what the model's tokenizer makes of a prompt,
+and back. No engine is involved. Runs on the event loop; long texts in the encoder's thread.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from runtime.server.admission import Admission
+from runtime.server.body import cancelled_on_disconnect, read_body
+from runtime.server.prepare import ServedModel, parse
+from runtime.server.protocol import DetokenizeRequest, TokenizeRequest
+
+_BODY_TIMEOUT_S = 60.0
+
+Answer = Callable[[ServedModel, bytes], Awaitable[dict[str, Any]]]
+"""What the two functions below are to their endpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonEndpoint:
+    """An ASGI app for one route: a JSON body in, a JSON body out. Raises GlowplugErrors."""
+
+    admission: Admission
+    answer: Callable[[bytes], Awaitable[dict[str, Any]]]
+    max_body_bytes: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.admission.admit():
+            try:
+                body = await read_body(
+                    scope, receive, max_bytes=self.max_body_bytes, timeout_s=_BODY_TIMEOUT_S
+                )
+            except ClientDisconnect:
+                return
+            async with cancelled_on_disconnect(receive):
+                await JSONResponse(await self.answer(body))(scope, receive, send)
+
+
+async def tokenize(model: ServedModel, body: bytes) -> dict[str, Any]:
+    """The tokens of a prompt or a conversation. Raises InvalidRequest, NotFound."""
+    request = parse(TokenizeRequest, body)
+    model.check_name(request.model or model.names[0])
+    if request.messages is not None:
+        tokens = await model.encoder.chat(
+            request.messages,
+            variables=request.chat_template_kwargs,
+            add_generation_prompt=request.add_generation_prompt is not False,
+        )
+    else:
+        [tokens] = await model.encoder.plain(
+            [request.prompt or ""], add_special_tokens=request.add_special_tokens is not False
+        )
+    return {"count": len(tokens), "max_model_len": model.max_context, "tokens": list(tokens)}
+
+
+async def detokenize(model: ServedModel, body: bytes) -> dict[str, Any]:
+    """The text of some tokens, special ones too. Raises InvalidRequest, NotFound."""
+    request = parse(DetokenizeRequest, body)
+    model.check_name(request.model or model.names[0])
+    return {"prompt": model.encoder.text_of_tokens(request.tokens)}
