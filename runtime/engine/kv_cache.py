@@ -6,6 +6,7 @@ import mmap
 import torch
 from torch import Tensor
 
+from glowplug.errors import UnsupportedModel
 from snapshot.model_config import ModelConfig
 
 
@@ -20,10 +21,17 @@ class KVCache:
     def __init__(
         self, config: ModelConfig, *, blocks: int, block_size: int, dtype: torch.dtype, device: str
     ) -> None:
+        """Raises UnsupportedModel when the machine cannot reserve so much."""
         self.block_size = block_size
         shape = (config.num_layers, 2, blocks, block_size, config.num_kv_heads, config.head_dim)
         if device == "cpu":
-            pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+            size_bytes = math.prod(shape) * dtype.itemsize
+            try:
+                pages = mmap.mmap(-1, size_bytes)
+            except OSError:
+                raise UnsupportedModel(
+                    f"kv_cache_bytes: {size_bytes} bytes cannot be reserved here; lower it"
+                ) from None
             # A huge page would be zeroed whole at the first token of each layer: 2 MiB, 60 times.
             pages.madvise(mmap.MADV_NOHUGEPAGE)
             self._memory = torch.frombuffer(pages, dtype=dtype).view(shape)

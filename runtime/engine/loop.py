@@ -78,7 +78,7 @@ class Engine:
         """`on_crash` is called on the engine's thread if the loop itself ever fails.
 
         Raises:
-            UnsupportedModel: the KV cache cannot hold one block.
+            UnsupportedModel: the KV cache cannot hold one block, or cannot be reserved.
         """
         block_bytes = bytes_per_block(model.config, block_size=limits.block_size, dtype=model.dtype)
         blocks = limits.kv_cache_bytes // block_bytes

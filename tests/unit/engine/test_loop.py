@@ -7,6 +7,8 @@ from collections import defaultdict
 import pytest
 import torch
 
+from glowplug.errors import UnsupportedModel
+from runtime.engine.kv_cache import KVCache
 from runtime.engine.loop import Engine, EngineLimits
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams
 
@@ -228,6 +230,11 @@ def test_logprobs_sum_to_at_most_one(start):
                 assert logprob.token == token == logprob.top[0][0]
                 total = sum(torch.tensor(value).exp() for _, value in logprob.top)
                 assert 0 < total <= 1.0001
+
+
+def test_a_cache_beyond_the_machine_is_refused(tiny_model):
+    with pytest.raises(UnsupportedModel, match=r"kv_cache_bytes: .* cannot be reserved"):
+        KVCache(tiny_model.config, blocks=1 << 34, block_size=16, dtype=torch.float32, device="cpu")
 
 
 def test_a_cache_too_small_for_one_block_is_refused(tiny_model, tiny_tokenizer):
