@@ -67,6 +67,5 @@ class Sequence:
         """Add a sampled token."""
         self.tokens.append(token)
         self.output_counts[token] += 1
-        self.lookup.extend()
         if self.grammar and token not in self.ending:
             self.grammar.advance(token)

@@ -35,9 +35,8 @@ class PromptLookup:
         self._indexed = 0
         self._rates = dict(_FIRST_RATES)
         self._matched = _LENGTHS[0]
-        self.extend()
 
-    def extend(self) -> None:
+    def _index(self) -> None:
         """Take in the tokens that were appended: every n-gram that now has a continuation."""
         tokens = self._tokens
         for at in range(max(self._indexed, 1), len(tokens)):
@@ -48,6 +47,7 @@ class PromptLookup:
 
     def propose(self, limit: int) -> tuple[int, ...]:
         """`limit` tokens: what followed the longest match, repeated if it is short; or none."""
+        self._index()
         tokens = self._tokens
         for length in _LENGTHS:
             start = self._follows.get(tuple(tokens[-length:])) if length < len(tokens) else None

@@ -23,14 +23,15 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
 from runtime.server.admission import Admission
+from runtime.server.endpoint import Handle, PostEndpoint
 from runtime.server.engine_client import EngineClient
 from runtime.server.errors import HANDLERS
-from runtime.server.generate_endpoint import GenerateEndpoint
+from runtime.server.generate import generate
 from runtime.server.grammar_compiler import GrammarCompiler
 from runtime.server.prepare import Prepare, ServedModel, prepare_chat, prepare_completion
 from runtime.server.prompt_encoder import PromptEncoder
 from runtime.server.token_text import TokenText
-from runtime.server.tokenize_endpoint import Answer, JsonEndpoint, detokenize, tokenize
+from runtime.server.tokenize import Answer, answer_json, detokenize, tokenize
 from runtime.server.tool_format import tool_format
 from snapshot.manifest import Manifest
 
@@ -77,14 +78,15 @@ def build_app(
     if max_body_bytes is None:
         max_body_bytes = max(4 * 2**20, 64 * max_context)
 
-    def generates(path: str, prepare: Prepare) -> Route:
-        endpoint = GenerateEndpoint(
-            engine=engine,
-            admission=admission,
-            prepare=partial(prepare, model),
-            max_body_bytes=max_body_bytes,
-        )
-        return Route(path, endpoint, methods=["POST"])
+    def post(handle: Handle, *paths: str) -> list[Route]:
+        endpoint = PostEndpoint(admission=admission, handle=handle, max_body_bytes=max_body_bytes)
+        return [Route(path, endpoint, methods=["POST"]) for path in paths]
+
+    def generates(prepare: Prepare, path: str) -> list[Route]:
+        return post(partial(generate, engine=engine, prepare=partial(prepare, model)), path)
+
+    def answers(answer: Answer, *paths: str) -> list[Route]:
+        return post(partial(answer_json, answer=answer, model=model), *paths)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -92,16 +94,10 @@ def build_app(
         encoder.close()
         grammars.close()
 
-    def answers(answer: Answer, *paths: str) -> list[Route]:
-        endpoint = JsonEndpoint(
-            admission=admission, answer=partial(answer, model), max_body_bytes=max_body_bytes
-        )
-        return [Route(path, endpoint, methods=["POST"]) for path in paths]
-
     app = Starlette(
         routes=[
-            generates("/v1/chat/completions", prepare_chat),
-            generates("/v1/completions", prepare_completion),
+            *generates(prepare_chat, "/v1/chat/completions"),
+            *generates(prepare_completion, "/v1/completions"),
             *answers(tokenize, "/tokenize", "/v1/tokenize"),
             *answers(detokenize, "/detokenize", "/v1/detokenize"),
             *_model_routes(model),

@@ -9,8 +9,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from glowplug.errors import PayloadTooLarge
-from runtime.server.errors import BodyTimeout
+from glowplug.errors import BodyTimeout, PayloadTooLarge
 
 
 async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:

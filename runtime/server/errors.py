@@ -12,22 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from glowplug.errors import GlowplugError, InvalidRequest, NotFound
+from glowplug.errors import GlowplugError, InvalidRequest, MethodNotAllowed, NotFound
 from runtime.server.request_fields import CONTRADICTION
-
-
-class MethodNotAllowed(GlowplugError):
-    """The route exists, the method does not."""
-
-    status = 405
-    type = "invalid_request_error"
-
-
-class BodyTimeout(GlowplugError):
-    """The client stopped sending in the middle of the body."""
-
-    status = 408
-    type = "timeout_error"
 
 
 def error_response(error: GlowplugError) -> Response:

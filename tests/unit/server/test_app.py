@@ -5,11 +5,10 @@ import asyncio
 import pytest
 from starlette.requests import ClientDisconnect
 
-from glowplug.errors import Overloaded, PayloadTooLarge, Unavailable
+from glowplug.errors import BodyTimeout, Overloaded, PayloadTooLarge, Unavailable
 from runtime.engine.request import Delta, FinishReason
 from runtime.server.admission import Admission
 from runtime.server.body import read_body
-from runtime.server.errors import BodyTimeout
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"

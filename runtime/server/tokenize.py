@@ -3,42 +3,23 @@ and back. No engine is involved. Runs on the event loop; long texts in the encod
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from runtime.server.admission import Admission
-from runtime.server.body import cancelled_on_disconnect, read_body
 from runtime.server.prepare import ServedModel, parse
 from runtime.server.protocol import DetokenizeRequest, TokenizeRequest
 
-_BODY_TIMEOUT_S = 60.0
-
 Answer = Callable[[ServedModel, bytes], Awaitable[dict[str, Any]]]
-"""What the two functions below are to their endpoint."""
+"""What the two functions below are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JsonEndpoint:
-    """An ASGI app for one route: a JSON body in, a JSON body out. Raises GlowplugErrors."""
-
-    admission: Admission
-    answer: Callable[[bytes], Awaitable[dict[str, Any]]]
-    max_body_bytes: int
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.admission.admit():
-            try:
-                body = await read_body(
-                    scope, receive, max_bytes=self.max_body_bytes, timeout_s=_BODY_TIMEOUT_S
-                )
-            except ClientDisconnect:
-                return
-            async with cancelled_on_disconnect(receive):
-                await JSONResponse(await self.answer(body))(scope, receive, send)
+async def answer_json(
+    body: bytes, scope: Scope, receive: Receive, send: Send, *, answer: Answer, model: ServedModel
+) -> None:
+    """Send what one of them makes of the body. Raises GlowplugErrors."""
+    await JSONResponse(await answer(model, body))(scope, receive, send)
 
 
 async def tokenize(model: ServedModel, body: bytes) -> dict[str, Any]:

@@ -1,0 +1,34 @@
+"""The one way a generation takes, for chat and plain completions: the two differ in `prepare`.
+
+    prepare a Job → generate → stream the answer or send it whole
+
+When it is cancelled, because the client went away, the engine drops the sequences.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from glowplug.contracts import TENANT_HEADER
+from runtime.server.answer import Job, stream_answer, whole_answer
+from runtime.server.engine_client import EngineClient
+
+
+async def generate(
+    body: bytes,
+    scope: Scope,
+    _receive: Receive,
+    send: Send,
+    *,
+    engine: EngineClient,
+    prepare: Callable[[bytes], Awaitable[Job]],
+) -> None:
+    """Answer one request. Raises GlowplugErrors only before the response has started."""
+    job = await prepare(body)
+    tenant = Headers(scope=scope).get(TENANT_HEADER, "")
+    requests = [replace(request, cache_salt=tenant) for request in job.requests]
+    answer = stream_answer if job.stream else whole_answer
+    with engine.generate(requests) as generation:
+        await answer(job, generation, send)
