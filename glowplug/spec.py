@@ -20,6 +20,7 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|)")
 _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 Dtype = Literal["bfloat16", "float32"]
+Quantization = Literal["none", "int8", "int4"]
 Speculation = Literal["auto", "off"]
 
 
@@ -83,6 +84,9 @@ class FunctionSpec(BaseModel):
         description="a folder, a .gguf file, or package://PACKAGE/FILE.gguf",
     )
     dtype: Dtype = Field("bfloat16", description="precision that the weights are sealed in")
+    quantization: Quantization = Field(
+        "none", description="bits of the weights; less memory and time for some accuracy"
+    )
     max_context: int | None = Field(
         None, ge=16, le=10_000_000, description="tokens; default: the model's own limit"
     )
@@ -108,7 +112,12 @@ class FunctionSpec(BaseModel):
     queue: QueueLimits = QueueLimits()
 
     @model_validator(mode="after")
-    def _bounds_in_order(self) -> Self:
+    def _fields_fit(self) -> Self:
+        if self.quantization != "none" and self.dtype != "bfloat16":
+            raise ValueError(
+                f"quantization: {self.quantization} weights are used with dtype bfloat16, not "
+                f"{self.dtype}; drop one of the two"
+            )
         if self.min_replicas > self.max_replicas:
             raise ValueError(
                 f"min_replicas: {self.min_replicas} is over max_replicas {self.max_replicas}; "
@@ -124,6 +133,7 @@ class FunctionSpec(BaseModel):
             for field in (
                 "model",
                 "dtype",
+                "quantization",
                 "max_context",
                 "max_seqs",
                 "kv_cache_bytes",

@@ -8,9 +8,10 @@ import torch
 from pydantic import ValidationError
 
 from glowplug.errors import CorruptSnapshot, UnsupportedModel
-from snapshot.layout import part_shapes
+from snapshot.layout import Bits, part_shapes
 from snapshot.manifest import ChatFormat, GenerationDefaults
 from snapshot.model_config import ModelConfig
+from snapshot.quantization import Codes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,16 @@ class Checkpoint:
     `read(part, out)` fills `out` with a part's values (names and shapes: layout.part_shapes),
     rounded to `out`'s dtype to nearest even, and holds no more than a chunk of it beside `out`. It
     raises SnapshotError when the file cannot be read.
+
+    `read_codes(part, bits)` gives a part's codes where the source holds it in so many bits and in
+    groups as ours; else None.
     """
 
     name: str  # the file or folder, for messages
     config: ModelConfig
     text: TextFormat
     read: Callable[[str, torch.Tensor], None]
+    read_codes: Callable[[str, Bits], Codes | None] = lambda _part, _bits: None
 
 
 def generation_defaults(name: str, fields: dict[str, Any]) -> GenerationDefaults:

@@ -17,11 +17,14 @@ from gguf.quants import dequantize
 
 from glowplug.errors import CorruptSnapshot, UnsupportedModel
 from snapshot.checkpoint import Checkpoint, match_parts
+from snapshot.gguf_codes import BITS, block_codes
 from snapshot.gguf_config import gguf_config
 from snapshot.gguf_header import GgufHeader, TensorInfo, read_gguf_header
 from snapshot.gguf_tokenizer import gguf_tokenizer
 from snapshot.json_file import LFS_POINTER, refuse_lfs_pointer
+from snapshot.layout import GROUP, Bits
 from snapshot.model_config import ModelConfig
+from snapshot.quantization import Codes
 
 _CHUNK_ELEMENTS = 1 << 20  # converted at a time: fits the caches, and long enough for numpy
 _TYPES = (
@@ -75,6 +78,7 @@ def open_gguf(path: Path) -> Checkpoint:
         config=config,
         text=gguf_tokenizer(header.metadata, config.vocab_size, name),
         read=_reader(data, infos, config),
+        read_codes=_codes_reader(data, infos, config),
     )
 
 
@@ -124,20 +128,47 @@ def _check_tensors(header: GgufHeader, config: ModelConfig, name: str) -> dict[s
 def _reader(
     data: Bytes, infos: dict[str, TensorInfo], config: ModelConfig
 ) -> Callable[[str, torch.Tensor], None]:
-    """llama.cpp interleaves the rotary halves of Llama's query and key rows, not of Qwen's."""
-    interleaved = ("q", "k", "q_bias", "k_bias") if config.family in ("llama", "mistral") else ()
     half = config.head_dim // 2
 
     def read(part: str, out: torch.Tensor) -> None:
         rows = out
         group = 1
-        if part.rpartition(".")[2] in interleaved:
+        if _interleaved(part, config):
             # In the file a head's row 2i is row i of the first half, 2i + 1 row i of the second.
             rows = out.view(-1, 2, half, *out.shape[1:]).transpose(1, 2)
             group = config.head_dim
         _dequantize_rows(data, infos[part], rows, group=group)
 
     return read
+
+
+def _codes_reader(
+    data: Bytes, infos: dict[str, TensorInfo], config: ModelConfig
+) -> Callable[[str, Bits], Codes | None]:
+    half = config.head_dim // 2
+
+    def read_codes(part: str, bits: Bits) -> Codes | None:
+        info = infos[part]
+        if BITS.get(info.type) != bits:
+            return None
+        blocks = torch.from_numpy(_raw(data, info).copy())
+        blocks = blocks.view(info.shape[0], info.shape[1] // GROUP, -1)
+        if _interleaved(part, config):
+            heads = blocks.view(-1, half, 2, *blocks.shape[1:])
+            blocks = heads.transpose(1, 2).reshape(blocks.shape)
+        return block_codes(blocks, info.type)
+
+    return read_codes
+
+
+def _interleaved(part: str, config: ModelConfig) -> bool:
+    """llama.cpp interleaves the rotary halves of Llama's query and key rows, not of Qwen's."""
+    return config.family in ("llama", "mistral") and part.rpartition(".")[2] in (
+        "q",
+        "k",
+        "q_bias",
+        "k_bias",
+    )
 
 
 def _dequantize_rows(data: Bytes, info: TensorInfo, out: torch.Tensor, *, group: int) -> None:

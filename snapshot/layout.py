@@ -19,10 +19,21 @@ Row-major `[out, in]` as `torch.nn.functional.linear` takes them; H hidden, D he
     lm_head               [vocab, H]                    unless tie_embeddings
 
 Rotary halves are Hugging Face's (first half, second half), not interleaved pairs. Every tensor has
-the snapshot's dtype.
+the snapshot's dtype, but for those that `weight_bits` names in a quantised snapshot.
 """
 
+from typing import Literal
+
+from glowplug.spec import Quantization
 from snapshot.model_config import ModelConfig
+
+# Of quantised weights; snapshot/quantization.py describes how they lie.
+GROUP = 32  # weights of a row that share a scale
+TILE_ROWS = 16  # rows that lie interleaved
+Bits = Literal[4, 8]
+
+_PROJECTIONS = frozenset(("qkv", "o", "gate_up", "down"))
+_VOCABULARY = frozenset(("embed", "lm_head"))  # 8 bits in any case: 4 would cost much accuracy
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -74,3 +85,22 @@ def part_shapes(config: ModelConfig) -> dict[str, dict[str, tuple[int, ...]]]:
             else {name: shape}
         )
     return parts
+
+
+def weight_bits(name: str, shape: tuple[int, ...], quantization: Quantization) -> Bits | None:
+    """How wide a tensor's weights are sealed; None: as numbers of the snapshot's dtype.
+
+    Norms and biases stay numbers, and so does a matrix whose rows are not whole groups.
+    """
+    last = name.rpartition(".")[2]
+    if quantization == "none" or len(shape) < 2 or shape[-1] % GROUP:
+        return None
+    if last in _PROJECTIONS:
+        return 4 if quantization == "int4" else 8
+    return 8 if last in _VOCABULARY else None
+
+
+def packed_bytes(rows: int, columns: int, bits: Bits) -> int:
+    """The size of a quantised weight. `columns` is a multiple of GROUP."""
+    group_bytes = GROUP * bits // 8 + (4 if bits == 4 else 2)
+    return -(-rows // TILE_ROWS) * TILE_ROWS * (columns // GROUP) * group_bytes

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from glowplug.errors import CorruptSnapshot
-from glowplug.spec import Dtype
+from glowplug.spec import Dtype, Quantization
 from snapshot.model_config import ModelConfig
 
 FORMAT = 1
@@ -63,6 +63,7 @@ class Manifest(BaseModel):
     format: int = FORMAT
     source: str
     dtype: Dtype
+    quantization: Quantization = "none"
     config: ModelConfig
     add_bos: bool  # whether a plain prompt (not a chat) gets a leading BOS token
     bos_token_id: int | None

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glowplug.errors import CorruptSnapshot, NotFound, SnapshotError
-from glowplug.spec import Dtype
+from glowplug.spec import Dtype, Quantization
 from snapshot.locks import locked, try_locked
 from snapshot.manifest import MANIFEST, Manifest, read_manifest
 
@@ -33,6 +33,7 @@ class CachedSnapshot:
     digest: str
     source: str
     dtype: Dtype
+    quantization: Quantization
     architecture: str  # the family: llama, mistral, qwen2, qwen3
     size_bytes: int
     created_s: float  # Unix time
@@ -71,6 +72,7 @@ class NodeCache:
                     digest=folder.name,
                     source=manifest.source,
                     dtype=manifest.dtype,
+                    quantization=manifest.quantization,
                     architecture=manifest.config.family,
                     size_bytes=sum(entry.size for entry in manifest.files.values()),
                     created_s=created_s,

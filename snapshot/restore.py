@@ -5,6 +5,7 @@ is a view of the mapping: nothing is copied, and replicas of one snapshot share 
 mapping is private and copy-on-write: a stray write to a weight cannot reach the file or others.
 """
 
+import math
 import mmap
 import os
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import torch
 
 from glowplug.errors import CorruptSnapshot
 from snapshot.manifest import WEIGHTS, Manifest, read_manifest
-from snapshot.weights_file import WeightsPlan, plan_weights
+from snapshot.quantization import Quantized
+from snapshot.weights_file import Slot, WeightsPlan, plan_weights
 
 # Without it a writable mapping larger than the machine's memory is refused, though nobody writes.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; Python names it from 3.13
@@ -25,7 +27,7 @@ class Restored:
     """A snapshot in memory. `tensors` by the names of layout.py; do not write to them."""
 
     manifest: Manifest
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor | Quantized]
 
 
 def restore(folder: Path, *, device: str = "cpu") -> Restored:
@@ -38,18 +40,22 @@ def restore(folder: Path, *, device: str = "cpu") -> Restored:
         CorruptSnapshot: a file is missing, cut short or changed.
     """
     manifest = read_manifest(folder)
-    plan = plan_weights(manifest.config, manifest.dtype)
+    plan = plan_weights(manifest.config, manifest.dtype, manifest.quantization)
     data = _map(folder / WEIGHTS, plan)
     dtype: torch.dtype = getattr(torch, manifest.dtype)  # they have torch's names
-    size = dtype.itemsize
-    flat = torch.frombuffer(data, dtype=dtype)
+    flat = torch.frombuffer(data, dtype=torch.uint8)
     tensors = {
-        name: flat.narrow(0, slot.offset // size, slot.size_bytes // size).view(slot.shape)
+        name: _view(flat.narrow(0, slot.offset, slot.size_bytes).to(device), slot, dtype)
         for name, slot in plan.slots.items()
     }
-    if device != "cpu":
-        tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
     return Restored(manifest=manifest, tensors=tensors)
+
+
+def _view(data: torch.Tensor, slot: Slot, dtype: torch.dtype) -> torch.Tensor | Quantized:
+    """A slot's bytes as its tensor."""
+    if slot.bits is None:
+        return data.view(dtype).view(slot.shape)
+    return Quantized(data, math.prod(slot.shape[:-1]), slot.shape[-1], slot.bits)
 
 
 def _map(path: Path, plan: WeightsPlan) -> mmap.mmap:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from glowplug.errors import CorruptSnapshot, SnapshotError
-from glowplug.spec import Dtype
+from glowplug.spec import Dtype, Quantization
 from snapshot.checkpoint import Checkpoint
 from snapshot.manifest import (
     MANIFEST,
@@ -27,7 +27,14 @@ from snapshot.source import Source, find_source, fingerprint
 from snapshot.weights import write_weights
 
 
-def seal(source: str, *, dtype: Dtype, cache: NodeCache, progress: Callable[[float], None]) -> str:
+def seal(
+    source: str,
+    *,
+    dtype: Dtype,
+    quantization: Quantization = "none",
+    cache: NodeCache,
+    progress: Callable[[float], None],
+) -> str:
     """The digest of the source's snapshot, which is made unless it is in the cache already.
 
     The snapshot is made in a temporary folder of the cache, synced, and renamed into place whole;
@@ -37,14 +44,16 @@ def seal(source: str, *, dtype: Dtype, cache: NodeCache, progress: Callable[[flo
         SnapshotError: with the reason and what to do, for the user.
     """
     found = find_source(source)
-    key = fingerprint(found, dtype)
+    key = fingerprint(found, dtype, quantization)
     try:
         cache.clean()
         with cache.workplace(key) as folder:
             digest = cache.sealed(key)  # by another process, while this one waited
             if digest is None:
-                manifest = _make(folder, found, dtype=dtype, progress=progress)
-                if fingerprint(found, dtype) != key:
+                manifest = _make(
+                    folder, found, dtype=dtype, quantization=quantization, progress=progress
+                )
+                if fingerprint(found, dtype, quantization) != key:
                     raise SnapshotError(f"{source}: it changed while it was sealed; seal it again")
                 digest = _move_into_place(folder, digest_of(manifest), cache)
                 cache.record_sealed(key, digest)
@@ -56,17 +65,26 @@ def seal(source: str, *, dtype: Dtype, cache: NodeCache, progress: Callable[[flo
 
 
 def _make(
-    folder: Path, source: Source, *, dtype: Dtype, progress: Callable[[float], None]
+    folder: Path,
+    source: Source,
+    *,
+    dtype: Dtype,
+    quantization: Quantization,
+    progress: Callable[[float], None],
 ) -> bytes:
     """Make the snapshot in `folder`; returns its manifest's bytes."""
     checkpoint = _open(source)
     text = checkpoint.text
     folder.mkdir()
-    files = {WEIGHTS: write_weights(folder / WEIGHTS, checkpoint, dtype=dtype, progress=progress)}
+    weights = write_weights(
+        folder / WEIGHTS, checkpoint, dtype=dtype, quantization=quantization, progress=progress
+    )
+    files = {WEIGHTS: weights}
     files[TOKENIZER] = _write(folder / TOKENIZER, text.tokenizer_json)
     manifest = Manifest(
         source=source.text,
         dtype=dtype,
+        quantization=quantization,
         config=checkpoint.config,
         add_bos=text.add_bos,
         bos_token_id=text.bos_token_id,

@@ -1,4 +1,6 @@
-"""The sealing process: `python -m snapshot.seal_process CACHE DTYPE SOURCE`, run by sealer.py.
+"""The sealing process, run by sealer.py:
+
+    python -m snapshot.seal_process CACHE SOURCE DTYPE QUANTIZATION
 
 Writes JSON lines to its standard output: any number of {"progress": 0.5}, then one of
 {"digest": "sha256-..."} and {"error": "UnsupportedModel", "message": "..."}. Its standard input is
@@ -15,7 +17,7 @@ from typing import IO
 from pydantic import TypeAdapter
 
 from glowplug.errors import SnapshotError
-from glowplug.spec import Dtype
+from glowplug.spec import Dtype, Quantization
 
 NICENESS = 10
 _PROGRESS_STEP = 0.005
@@ -23,27 +25,28 @@ _PROGRESS_STEP = 0.005
 
 def main() -> int:
     """Seal one source as the command line says. Exit status 0 whenever the outcome was written."""
-    cache, dtype, source = sys.argv[1:]
+    cache, source, dtype, quantization = sys.argv[1:]
     os.nice(NICENESS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # Libraries may print: what they print must not end up between our lines.
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)
         try:
-            line = {"digest": _seal(out, cache, dtype, source)}
+            line = {"digest": _seal(out, cache, source, dtype=dtype, quantization=quantization)}
         except SnapshotError as error:
             line = {"error": type(error).__name__, "message": error.message}
         print(json.dumps(line), file=out)
     return 0
 
 
-def _seal(out: IO[str], cache: str, dtype: str, source: str) -> str:
+def _seal(out: IO[str], cache: str, source: str, *, dtype: str, quantization: str) -> str:
     import torch
 
     from snapshot.node_cache import NodeCache
     from snapshot.seal import seal
 
     checked_dtype: Dtype = TypeAdapter(Dtype).validate_python(dtype)
+    checked_quantization: Quantization = TypeAdapter(Quantization).validate_python(quantization)
     torch.set_num_threads(1)  # replicas need the other cores more
     last = 0.0
 
@@ -53,7 +56,13 @@ def _seal(out: IO[str], cache: str, dtype: str, source: str) -> str:
             last = fraction
             print(json.dumps({"progress": round(fraction, 4)}), file=out)
 
-    return seal(source, dtype=checked_dtype, cache=NodeCache(Path(cache)), progress=progress)
+    return seal(
+        source,
+        dtype=checked_dtype,
+        quantization=checked_quantization,
+        cache=NodeCache(Path(cache)),
+        progress=progress,
+    )
 
 
 def _end_with_parent() -> None:

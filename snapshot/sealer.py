@@ -12,10 +12,10 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from glowplug.errors import CorruptSnapshot, SnapshotError, UnsupportedModel
-from glowplug.spec import Dtype, FunctionSpec
+from glowplug.spec import Dtype, FunctionSpec, Quantization
 from snapshot.node_cache import NodeCache
 from snapshot.source import find_source, fingerprint
 
@@ -24,6 +24,14 @@ _MAX_LINE_BYTES = 1 << 16
 _STDERR_TAIL_BYTES = 1 << 14
 
 _log = logging.getLogger("glowplug.snapshot")
+
+
+class _Wanted(NamedTuple):
+    """What is to be sealed: the arguments of the sealing process."""
+
+    source: str
+    dtype: Dtype
+    quantization: Quantization
 
 
 @dataclass(eq=False)
@@ -43,13 +51,13 @@ class _Job:
 class ProcessSealer:
     """Implements glowplug.contracts.Sealer.
 
-    One child at a time; callers that ask for the same (source, dtype) share one. When all of them
+    One child at a time; callers that ask for the same share one. When all of them
     are cancelled the child is killed and what it made is deleted.
     """
 
     def __init__(self, cache: NodeCache) -> None:
         self._cache = cache
-        self._jobs: dict[tuple[str, Dtype], _Job] = {}
+        self._jobs: dict[_Wanted, _Job] = {}
         self._one_at_a_time = asyncio.Semaphore(1)
 
     async def seal(self, spec: FunctionSpec, progress: Callable[[float], None]) -> str:
@@ -58,17 +66,25 @@ class ProcessSealer:
         Raises:
             SnapshotError: with the reason and what to do, for the user.
         """
-        return await self.seal_source(spec.model, dtype=spec.dtype, progress=progress)
+        return await self.seal_source(
+            spec.model, dtype=spec.dtype, quantization=spec.quantization, progress=progress
+        )
 
     async def seal_source(
-        self, source: str, *, dtype: Dtype, progress: Callable[[float], None]
+        self,
+        source: str,
+        *,
+        dtype: Dtype,
+        quantization: Quantization = "none",
+        progress: Callable[[float], None],
     ) -> str:
         """As `seal`, for a source that belongs to no function."""
-        digest = await asyncio.to_thread(self._find, source, dtype)
+        wanted = _Wanted(source, dtype, quantization)
+        digest = await asyncio.to_thread(self._find, wanted)
         if digest is not None:
             progress(1.0)
             return digest
-        job = self._jobs.get((source, dtype)) or self._start(source, dtype)
+        job = self._jobs.get(wanted) or self._start(wanted)
         job.listeners.append(progress)
         try:
             progress(job.fraction)
@@ -76,30 +92,31 @@ class ProcessSealer:
         finally:
             job.listeners.remove(progress)
             if not job.listeners and not job.task.done():
-                self._forget(source, dtype, job)
+                self._forget(wanted, job)
                 job.task.cancel()
 
-    def _find(self, source: str, dtype: Dtype) -> str | None:
-        return self._cache.sealed(fingerprint(find_source(source), dtype))
+    def _find(self, wanted: _Wanted) -> str | None:
+        source = find_source(wanted.source)
+        return self._cache.sealed(fingerprint(source, wanted.dtype, wanted.quantization))
 
-    def _start(self, source: str, dtype: Dtype) -> _Job:
+    def _start(self, wanted: _Wanted) -> _Job:
         def report(fraction: float) -> None:
             job.report(fraction)
 
-        job = _Job(asyncio.create_task(self._run(source, dtype, report), name=f"seal {source}"))
-        self._jobs[source, dtype] = job
-        job.task.add_done_callback(lambda _: self._forget(source, dtype, job))
+        job = _Job(asyncio.create_task(self._run(wanted, report), name=f"seal {wanted.source}"))
+        self._jobs[wanted] = job
+        job.task.add_done_callback(lambda _: self._forget(wanted, job))
         return job
 
-    def _forget(self, source: str, dtype: Dtype, job: _Job) -> None:
-        if self._jobs.get((source, dtype)) is job:
-            del self._jobs[source, dtype]
+    def _forget(self, wanted: _Wanted, job: _Job) -> None:
+        if self._jobs.get(wanted) is job:
+            del self._jobs[wanted]
 
-    async def _run(self, source: str, dtype: Dtype, report: Callable[[float], None]) -> str:
+    async def _run(self, wanted: _Wanted, report: Callable[[float], None]) -> str:
         async with self._one_at_a_time:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "snapshot.seal_process"),
-                *(str(self._cache.root.absolute()), dtype, source),
+                *(str(self._cache.root.absolute()), *wanted),
                 stdin=asyncio.subprocess.PIPE,  # never written to: its end says that we are gone
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -120,8 +137,8 @@ class ProcessSealer:
                     await process.wait()
                 with contextlib.suppress(OSError, SnapshotError):
                     await asyncio.to_thread(self._cache.clean)
-            _log.error("sealing %s failed (%s)\n%s", source, status, errors)
-            raise SnapshotError(f"{source}: sealing failed, {_cause(status, errors)}")
+            _log.error("sealing %s failed (%s)\n%s", wanted.source, status, errors)
+            raise SnapshotError(f"{wanted.source}: sealing failed, {_cause(status, errors)}")
 
 
 async def _follow(

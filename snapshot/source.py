@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from glowplug.errors import SnapshotError, UnsupportedModel
-from glowplug.spec import Dtype
+from glowplug.spec import Dtype, Quantization
 from snapshot.manifest import FORMAT
 
 SEAL_VERSION = 1  # raise it when the same source would be sealed into other bytes
@@ -66,7 +66,7 @@ def find_source(text: str) -> Source:
     raise _missing(text)
 
 
-def fingerprint(source: Source, dtype: Dtype) -> str:
+def fingerprint(source: Source, dtype: Dtype, quantization: Quantization = "none") -> str:
     """Names what sealing would read and write: changes when a file is replaced, costs a stat each.
 
     Raises:
@@ -83,6 +83,7 @@ def fingerprint(source: Source, dtype: Dtype) -> str:
     key = {
         "source": source.text,
         "dtype": dtype,
+        "quantization": quantization,
         "version": (SEAL_VERSION, FORMAT),
         "files": [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats],
     }

@@ -6,23 +6,31 @@ Called by seal.py. At most one sealed tensor is in memory at a time.
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
 from glowplug.errors import CorruptSnapshot, SnapshotError
-from glowplug.spec import Dtype
+from glowplug.spec import Dtype, Quantization
 from snapshot.checkpoint import Checkpoint
-from snapshot.layout import part_shapes
+from snapshot.layout import Bits, part_shapes
 from snapshot.manifest import FileEntry
+from snapshot.quantization import Codes, pack, quantize
 from snapshot.weights_file import plan_weights
 
 _WRITE_BYTES = 1 << 22
+_QUANTIZE_ROWS = 4096  # at a time: what rounding needs beside the numbers stays small
+Parts = Mapping[str, tuple[int, ...]]
 
 
 def write_weights(
-    path: Path, checkpoint: Checkpoint, *, dtype: Dtype, progress: Callable[[float], None]
+    path: Path,
+    checkpoint: Checkpoint,
+    *,
+    dtype: Dtype,
+    quantization: Quantization,
+    progress: Callable[[float], None],
 ) -> FileEntry:
     """Write the file (synced to disk) and return its size and SHA-256; `progress` gets 0.0 to 1.0.
 
@@ -31,7 +39,7 @@ def write_weights(
         SnapshotError: the disk has too little room for it.
         OSError: the disk has become full, for one.
     """
-    plan = plan_weights(checkpoint.config, dtype)
+    plan = plan_weights(checkpoint.config, dtype, quantization)
     parts = part_shapes(checkpoint.config)
     torch_dtype: torch.dtype = getattr(torch, dtype)  # they have torch's names
     free = shutil.disk_usage(path.parent).free
@@ -55,21 +63,52 @@ def write_weights(
 
         write(memoryview(plan.header))
         for name, slot in plan.slots.items():
-            tensor = torch.empty(slot.shape, dtype=torch_dtype)
-            row = 0
-            for part, shape in parts[name].items():
-                checkpoint.read(part, tensor[row : row + shape[0]])
-                row += shape[0]
-            if not _is_finite(tensor):
-                raise CorruptSnapshot(
-                    f"{checkpoint.name}: the tensor {name} holds NaN or infinite values; the file "
-                    "is damaged, download it again"
-                )
+            if slot.bits is None:
+                tensor = _numbers(checkpoint, name, parts[name], torch_dtype)
+            else:
+                tensor = _quantized(checkpoint, name, parts[name], slot.bits)
             write(tensor.view(torch.uint8).flatten().numpy().data)
             write(memoryview(bytes(slot.padding_bytes)))
         file.flush()
         os.fsync(file.fileno())
     return FileEntry(size=written, sha256=sha256.hexdigest())
+
+
+def _numbers(checkpoint: Checkpoint, name: str, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
+    """The parts, stacked."""
+    rows = sum(shape[0] for shape in parts.values())
+    tensor = torch.empty((rows, *next(iter(parts.values()))[1:]), dtype=dtype)
+    row = 0
+    for part, shape in parts.items():
+        checkpoint.read(part, tensor[row : row + shape[0]])
+        row += shape[0]
+    if not _is_finite(tensor):
+        raise _not_finite(checkpoint, name)
+    return tensor
+
+
+def _quantized(checkpoint: Checkpoint, name: str, parts: Parts, bits: Bits) -> torch.Tensor:
+    """The parts' codes, stacked and laid out: the source's own where it has such."""
+    codes: list[Codes] = []
+    for part, shape in parts.items():
+        own = checkpoint.read_codes(part, bits)
+        if own is not None:
+            codes.append(own)
+            continue
+        numbers = _numbers(checkpoint, name, {part: shape}, torch.float32)
+        codes += [quantize(rows, bits) for rows in torch.split(numbers, _QUANTIZE_ROWS)]
+    for part_codes in codes:
+        tables = (part_codes.scales, part_codes.minima)
+        if not all(table is None or _is_finite(table) for table in tables):
+            raise _not_finite(checkpoint, name)
+    return pack(codes, bits)
+
+
+def _not_finite(checkpoint: Checkpoint, name: str) -> CorruptSnapshot:
+    return CorruptSnapshot(
+        f"{checkpoint.name}: the tensor {name} holds NaN or infinite values; the file is damaged, "
+        "download it again"
+    )
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

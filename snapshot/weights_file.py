@@ -1,7 +1,7 @@
 """Where each tensor lies in `weights.safetensors`. No torch: restore plans while torch is busy.
 
-The file follows from config and dtype alone, byte for byte, header included, so a reader need not
-trust a header: it compares it with the one it expects.
+The file follows from config, dtype and quantization alone, byte for byte, header included, so a
+reader need not trust a header: it compares it with the one it expects.
 
 Every tensor begins at a multiple of 4 KiB of the file, so that it can be mapped, read with O_DIRECT
 and handed to a kernel as it lies. safetensors allows no hole between tensors, but it allows spaces
@@ -11,10 +11,10 @@ each gap is an explicit uint8 tensor `__pad__.N` of zeros, the last of which pad
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from glowplug.spec import Dtype
-from snapshot.layout import tensor_shapes
+from glowplug.spec import Dtype, Quantization
+from snapshot.layout import Bits, packed_bytes, tensor_shapes, weight_bits
 from snapshot.model_config import ModelConfig
 
 PAGE_BYTES = 4096
@@ -30,6 +30,7 @@ class Slot:
     offset: int  # from the start of the file, a multiple of PAGE_BYTES
     size_bytes: int
     padding_bytes: int  # zeros after it, up to the next page
+    bits: Bits | None  # of a quantised weight; its bytes are then of layout.packed_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +42,25 @@ class WeightsPlan:
     size_bytes: int
 
 
-def plan_weights(config: ModelConfig, dtype: Dtype) -> WeightsPlan:
+def plan_weights(
+    config: ModelConfig, dtype: Dtype, quantization: Quantization = "none"
+) -> WeightsPlan:
     """Lay the sealed tensors of a model out in a file."""
     item_bytes = DTYPE_BYTES[dtype]
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     slots: dict[str, Slot] = {}
     position = 0
     for name, shape in tensor_shapes(config).items():
-        size = math.prod(shape) * item_bytes
+        bits = weight_bits(name, shape, quantization)
+        if bits is None:
+            size = math.prod(shape) * item_bytes
+        else:
+            size = packed_bytes(math.prod(shape[:-1]), shape[-1], bits)
         padding = -size % PAGE_BYTES
         end = position + size
         entries[name] = {
-            "dtype": _DTYPE_NAMES[dtype],
-            "shape": shape,
+            "dtype": "U8" if bits else _DTYPE_NAMES[dtype],
+            "shape": (size,) if bits else shape,
             "data_offsets": (position, end),
         }
         if padding:
@@ -62,7 +69,7 @@ def plan_weights(config: ModelConfig, dtype: Dtype) -> WeightsPlan:
                 "shape": (padding,),
                 "data_offsets": (end, end + padding),
             }
-        slots[name] = Slot(shape, position, size, padding)
+        slots[name] = Slot(shape, position, size, padding, bits)
         position = end + padding
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % PAGE_BYTES)
@@ -70,8 +77,7 @@ def plan_weights(config: ModelConfig, dtype: Dtype) -> WeightsPlan:
     return WeightsPlan(
         header=header,
         slots={
-            name: Slot(slot.shape, len(header) + slot.offset, slot.size_bytes, slot.padding_bytes)
-            for name, slot in slots.items()
+            name: replace(slot, offset=len(header) + slot.offset) for name, slot in slots.items()
         },
         size_bytes=len(header) + position,
     )

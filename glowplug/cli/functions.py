@@ -31,6 +31,10 @@ def deploy(
     min_replicas: Annotated[int | None, typer.Option("--min", metavar="N")] = None,
     max_replicas: Annotated[int | None, typer.Option("--max", metavar="N")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 (default) or float32.")] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(metavar="none|int8|int4", help="Bits of the weights; default: as the dtype."),
+    ] = None,
     max_seqs: Annotated[
         int | None, typer.Option(metavar="N", help="Sequences that one replica runs at once.")
     ] = None,
@@ -75,6 +79,7 @@ def deploy(
         min_replicas=min_replicas,
         max_replicas=max_replicas,
         dtype=dtype,
+        quantization=quantization,
         max_seqs=max_seqs,
         max_context=max_context,
         kv_cache_bytes=kv_cache,

@@ -26,6 +26,9 @@ def seal(
     ],
     *,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    quantization: Annotated[
+        str, typer.Option(metavar="none|int8|int4", help="Bits of the weights.")
+    ] = "none",
     data: DataDir = DEFAULT_DATA,
     as_json: AsJson = False,
 ) -> None:
@@ -37,7 +40,8 @@ def seal(
     from glowplug.spec import parse_spec
     from snapshot.sealer import ProcessSealer
 
-    spec = parse_spec({"name": "seal", "model": absolute_source(source), "dtype": dtype})
+    model = {"model": absolute_source(source), "dtype": dtype, "quantization": quantization}
+    spec = parse_spec({"name": "seal", **model})
     cache = _cache(data)
     with progress(source) as update:
         sealing = ProcessSealer(cache).seal(spec, lambda done: update("sealing", done))

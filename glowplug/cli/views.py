@@ -75,13 +75,13 @@ def function_panel(function: "Json") -> Panel:
 def snapshot_table(snapshots: "Sequence[CachedSnapshot]") -> Table:
     """One row a snapshot."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("SNAPSHOT", "MODEL", "DTYPE", "SIZE", "SEALED", "SOURCE"):
+    for column in ("SNAPSHOT", "MODEL", "WEIGHTS", "SIZE", "SEALED", "SOURCE"):
         table.add_column(column, overflow="fold")
     for snapshot in snapshots:
         table.add_row(
             snapshot.digest.removeprefix("sha256-")[:12],
             snapshot.architecture,
-            snapshot.dtype,
+            snapshot.dtype if snapshot.quantization == "none" else snapshot.quantization,
             f"{snapshot.size_bytes / 2**20:.0f} MiB",
             time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.created_s)),
             escape(snapshot.source),

@@ -5,6 +5,21 @@ def set_threads(count: int, /) -> None: ...
 def linear(
     x_ptr: int, w_ptr: int, bias_ptr: int, y_ptr: int, m: int, n: int, k: int, output: int, /
 ) -> None: ...
+def quantized_linear(
+    x_ptr: int,
+    w_ptr: int,
+    bias_ptr: int,
+    y_ptr: int,
+    m: int,
+    n: int,
+    k: int,
+    output: int,
+    bits: int,
+    /,
+) -> None: ...
+def quantized_rows(
+    w_ptr: int, rows_ptr: int, y_ptr: int, count: int, k: int, bits: int, /
+) -> None: ...
 def attention(
     q_ptr: int,
     keys_ptr: int,

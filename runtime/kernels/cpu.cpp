@@ -142,6 +142,21 @@ AVX512 INLINE __m512 tile(const bf16* w, const float* x, int64_t n) {
   return sum_each(acc);
 }
 
+// Write some adjacent outputs, from `row` on, of the input whose outputs begin at `base`.
+AVX512 INLINE void put_lanes(const bf16* bias, void* y, int output, int64_t base, int64_t row,
+                             __mmask16 lanes, __m512 values) {
+  if (bias) values = _mm512_add_ps(values, load_bf16(lanes, bias + row));
+  const int64_t at = base + row;
+  if (output == STORE_BF16) {
+    _mm256_mask_storeu_epi16(static_cast<bf16*>(y) + at, lanes,
+                             reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
+  } else {
+    float* to = static_cast<float*>(y) + at;
+    if (output == ADD_F32) values = _mm512_add_ps(values, _mm512_maskz_loadu_ps(lanes, to));
+    _mm512_mask_storeu_ps(to, lanes, values);
+  }
+}
+
 // Write 16 / COLS adjacent outputs of each of COLS inputs.
 template <int COLS>
 AVX512 INLINE void put(const Linear& a, int64_t row, int64_t col, __m512 sums) {
@@ -149,18 +164,7 @@ AVX512 INLINE void put(const Linear& a, int64_t row, int64_t col, __m512 sums) {
   constexpr __mmask16 lanes = static_cast<__mmask16>((1u << ROWS) - 1);
   for (int c = 0; c < COLS; ++c) {
     if (c > 0) sums = _mm512_maskz_compress_ps(static_cast<__mmask16>(0xffffu << ROWS), sums);
-    __m512 values = sums;
-    if (a.bias)
-      values = _mm512_add_ps(values, load_bf16(lanes, a.bias + row));
-    const int64_t at = (col + c) * a.n + row;
-    if (a.output == STORE_BF16) {
-      _mm256_mask_storeu_epi16(static_cast<bf16*>(a.y) + at, lanes,
-                               reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
-    } else {
-      float* y = static_cast<float*>(a.y) + at;
-      if (a.output == ADD_F32) values = _mm512_add_ps(values, _mm512_maskz_loadu_ps(lanes, y));
-      _mm512_mask_storeu_ps(y, lanes, values);
-    }
+    put_lanes(a.bias, a.y, a.output, (col + c) * a.n, row, lanes, sums);
   }
 }
 
@@ -225,6 +229,8 @@ void linear(Linear a) {
   pool().run(blocks, grain, [&](int64_t block) { linear_block(a, block * 16); });
   for (int64_t row = blocks * 16; row < a.n; ++row) linear_row(a, row);
 }
+
+#include "quantized.h"
 
 // -------------------------------------------------------------------------------------- attention
 
@@ -466,7 +472,7 @@ PyObject* py_supported(PyObject*, PyObject*) {
   __builtin_cpu_init();
   bool yes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-             __builtin_cpu_supports("avx512bf16");
+             __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
   return PyBool_FromLong(yes);
 }
 
@@ -487,6 +493,37 @@ PyObject* py_linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_BEGIN_ALLOW_THREADS;
   linear(a);
   Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+PyObject* py_quantized_linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 9) return wrong_count();
+  const bf16* x = pointer<bf16>(args[0]);
+  QuantizedLinear a{pointer<uint8_t>(args[1]), pointer<bf16>(args[2]),
+                    pointer<void>(args[3]),    integer(args[4]),
+                    integer(args[5]),          integer(args[6]),
+                    static_cast<int>(integer(args[7])),
+                    nullptr,                   nullptr,
+                    nullptr};
+  const int bits = static_cast<int>(integer(args[8]));
+  if (PyErr_Occurred()) return nullptr;
+  Py_BEGIN_ALLOW_THREADS;
+  quantized_linear(a, x, bits);
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+PyObject* py_quantized_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 6) return wrong_count();
+  const uint8_t* w = pointer<uint8_t>(args[0]);
+  const int64_t* rows = pointer<int64_t>(args[1]);
+  float* y = pointer<float>(args[2]);
+  int64_t number_of_rows = integer(args[3]), k = integer(args[4]), bits = integer(args[5]);
+  if (PyErr_Occurred()) return nullptr;
+  if (bits == 4)
+    quantized_rows<4>(w, rows, y, number_of_rows, k);
+  else
+    quantized_rows<8>(w, rows, y, number_of_rows, k);
   Py_RETURN_NONE;
 }
 
@@ -542,6 +579,9 @@ PyMethodDef methods[] = {
     {"supported", py_supported, METH_NOARGS, nullptr},
     {"set_threads", py_set_threads, METH_O, nullptr},
     {"linear", reinterpret_cast<PyCFunction>(py_linear), METH_FASTCALL, nullptr},
+    {"quantized_linear", reinterpret_cast<PyCFunction>(py_quantized_linear), METH_FASTCALL,
+     nullptr},
+    {"quantized_rows", reinterpret_cast<PyCFunction>(py_quantized_rows), METH_FASTCALL, nullptr},
     {"attention", reinterpret_cast<PyCFunction>(py_attention), METH_FASTCALL, nullptr},
     {"rms_norm", reinterpret_cast<PyCFunction>(py_rms_norm), METH_FASTCALL, nullptr},
     {"rotate", reinterpret_cast<PyCFunction>(py_rotate), METH_FASTCALL, nullptr},

@@ -1,10 +1,11 @@
-"""Kernels for bfloat16 on x86 processors with AVX-512 BF16: cpu.cpp, called with raw pointers."""
+"""Kernels for bfloat16 on x86 processors with AVX-512 BF16 and VNNI: cpu.cpp, by raw pointers."""
 
 import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
 from runtime.engine.batch import Batch
-from runtime.kernels.interface import HeadShape
+from runtime.kernels.interface import HeadShape, Weight
 
 try:
     from runtime.kernels import _cpu
@@ -22,16 +23,33 @@ def cpu_kernels_supported(*, head_dim: int) -> bool:
 class CpuKernels:
     """Implements runtime.kernels.interface.Kernels."""
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16)
+    def weight(self, sealed: Weight) -> Weight:
+        return sealed
+
+    def embed(self, tokens: Tensor, weight: Weight) -> Tensor:
+        if isinstance(weight, Tensor):
+            return F.embedding(tokens, weight).float()
+        y = torch.empty(tokens.shape[0], weight.columns)
+        _cpu.quantized_rows(
+            weight.data.data_ptr(),
+            tokens.data_ptr(),
+            y.data_ptr(),
+            tokens.shape[0],
+            weight.columns,
+            weight.bits,
+        )
+        return y
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        y = torch.empty(x.shape[0], _rows(weight), dtype=torch.bfloat16)
         _linear(x, weight, bias, y, _STORE_BF16)
         return y
 
-    def linear_add(self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    def linear_add(self, residual: Tensor, x: Tensor, weight: Weight, bias: Tensor | None) -> None:
         _linear(x, weight, bias, residual, _ADD_F32)
 
-    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
-        y = torch.empty(x.shape[0], weight.shape[0])
+    def logits(self, x: Tensor, weight: Weight) -> Tensor:
+        y = torch.empty(x.shape[0], _rows(weight))
         _linear(x, weight, None, y, _STORE_F32)
         return y
 
@@ -108,14 +126,32 @@ class CpuKernels:
         return y
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, output: int) -> None:
-    _cpu.linear(
-        x.data_ptr(),
-        weight.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        x.shape[0],
-        weight.shape[0],
-        weight.shape[1],
-        output,
-    )
+def _rows(weight: Weight) -> int:
+    return weight.shape[0] if isinstance(weight, Tensor) else weight.rows
+
+
+def _linear(x: Tensor, weight: Weight, bias: Tensor | None, y: Tensor, output: int) -> None:
+    bias_pointer = 0 if bias is None else bias.data_ptr()
+    if isinstance(weight, Tensor):
+        _cpu.linear(
+            x.data_ptr(),
+            weight.data_ptr(),
+            bias_pointer,
+            y.data_ptr(),
+            x.shape[0],
+            weight.shape[0],
+            weight.shape[1],
+            output,
+        )
+    else:
+        _cpu.quantized_linear(
+            x.data_ptr(),
+            weight.data.data_ptr(),
+            bias_pointer,
+            y.data_ptr(),
+            x.shape[0],
+            weight.rows,
+            weight.columns,
+            output,
+            weight.bits,
+        )

@@ -6,6 +6,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from runtime.engine.batch import Batch
+from snapshot.quantization import Quantized
+
+Weight = Tensor | Quantized  # of a linear layer, [out, in]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +23,23 @@ class HeadShape:
 class Kernels(Protocol):
     """The operations of a pre-norm decoder layer over a paged KV cache."""
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def weight(self, sealed: Weight) -> Weight:
+        """A sealed weight as these kernels take it, made once: themselves where they can."""
+        ...
+
+    def embed(self, tokens: Tensor, weight: Weight) -> Tensor:
+        """Rows of weight [vocab, n] → float32 [T, n]."""
+        ...
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         """x [T, in] · weight [out, in] → dtype [T, out]."""
         ...
 
-    def linear_add(self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    def linear_add(self, residual: Tensor, x: Tensor, weight: Weight, bias: Tensor | None) -> None:
         """residual (float32 [T, out]) += x · weight."""
         ...
 
-    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
+    def logits(self, x: Tensor, weight: Weight) -> Tensor:
         """x [R, in] · weight [vocab, in] → float32 [R, vocab]."""
         ...
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
 from runtime.engine.batch import Batch
-from runtime.kernels.interface import HeadShape
+from runtime.kernels.interface import HeadShape, Weight
 from runtime.kernels.torch_attention import AttentionPlan, paged_attention
 
 
@@ -15,14 +15,20 @@ class TorchKernels:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
+    def weight(self, sealed: Weight) -> Weight:
+        return sealed if isinstance(sealed, Tensor) else sealed.dense(self._dtype)
 
-    def linear_add(self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        residual += F.linear(x, weight, bias)
+    def embed(self, tokens: Tensor, weight: Weight) -> Tensor:
+        return F.embedding(tokens, _numbers(weight)).float()
 
-    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight).float()
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        return F.linear(x, _numbers(weight), bias)
+
+    def linear_add(self, residual: Tensor, x: Tensor, weight: Weight, bias: Tensor | None) -> None:
+        residual += F.linear(x, _numbers(weight), bias)
+
+    def logits(self, x: Tensor, weight: Weight) -> Tensor:
+        return F.linear(x, _numbers(weight)).float()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps).to(self._dtype)
@@ -61,6 +67,12 @@ class TorchKernels:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+
+def _numbers(weight: Weight) -> Tensor:
+    if not isinstance(weight, Tensor):
+        raise AssertionError("a quantised weight was not given to weight()")
+    return weight
 
 
 def _apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -9,13 +9,12 @@ against a float32 run compared with rounding every sum (and costs next to nothin
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
 from runtime.engine.batch import Batch
 from runtime.engine.kv_cache import KVCache
 from runtime.kernels import kernels_for
-from runtime.kernels.interface import HeadShape
+from runtime.kernels.interface import HeadShape, Kernels, Weight
 from runtime.models.rope import cos_sin_table
 from snapshot.model_config import ModelConfig
 
@@ -25,15 +24,15 @@ class Layer:
     """One decoder layer's weights, named as in snapshot/layout.py."""
 
     attn_norm: Tensor
-    qkv: Tensor
+    qkv: Weight
     qkv_bias: Tensor | None
     qk_norms: tuple[Tensor, Tensor] | None
-    o: Tensor
+    o: Weight
     o_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
+    gate_up: Weight
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: Weight
     down_bias: Tensor | None
     window: int | None
 
@@ -42,18 +41,20 @@ class Llama:
     """A decoder over the paged KV cache."""
 
     def __init__(
-        self, config: ModelConfig, tensors: Mapping[str, Tensor], *, max_context: int
+        self, config: ModelConfig, tensors: Mapping[str, Weight], *, max_context: int
     ) -> None:
+        norm = numbers(tensors, "norm")
         self.config = config
-        self.embed = tensors["embed"]
-        self.dtype = self.embed.dtype
-        self.device = str(self.embed.device)
-        self.layers = [_layer(config, tensors, n) for n in range(config.num_layers)]
-        self.norm = tensors["norm"].float()
-        self.lm_head = self.embed if config.tie_embeddings else tensors["lm_head"]
+        self.dtype = norm.dtype
+        self.device = str(norm.device)
+        self._kernels = kernels_for(dtype=self.dtype, device=self.device, head_dim=config.head_dim)
+        weight = self._kernels.weight
+        self.embed = weight(tensors["embed"])
+        self.layers = [_layer(config, tensors, n, self._kernels) for n in range(config.num_layers)]
+        self.norm = norm.float()
+        self.lm_head = self.embed if config.tie_embeddings else weight(tensors["lm_head"])
         self._rope = cos_sin_table(config, max_context).to(self.device)
         self._heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
-        self._kernels = kernels_for(dtype=self.dtype, device=self.device, head_dim=config.head_dim)
 
     def forward(self, batch: Batch, kv: KVCache) -> Tensor:
         """Run one step; writes the new tokens' keys and values into `kv`.
@@ -65,7 +66,7 @@ class Llama:
             window: run.plan_attention(batch, block_size=kv.block_size, window=window)
             for window in {layer.window for layer in self.layers}
         }
-        x = F.embedding(batch.tokens, self.embed).float()
+        x = run.embed(batch.tokens, self.embed)
         for n, layer in enumerate(self.layers):
             h = run.rms_norm(x, layer.attn_norm, eps)
             qkv = run.linear(h, layer.qkv, layer.qkv_bias)
@@ -90,21 +91,25 @@ class Llama:
         return run.logits(run.rms_norm(x, self.norm, eps), self.lm_head)
 
 
-def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], n: int) -> Layer:
+def _layer(config: ModelConfig, tensors: Mapping[str, Weight], n: int, run: Kernels) -> Layer:
     def optional(name: str) -> Tensor | None:
-        return tensors.get(f"layers.{n}.{name}")
+        name = f"layers.{n}.{name}"
+        return numbers(tensors, name) if name in tensors else None
 
-    def weight(name: str) -> Tensor:
-        return tensors[f"layers.{n}.{name}"]
+    def norm(name: str) -> Tensor:
+        return numbers(tensors, f"layers.{n}.{name}").float()
+
+    def weight(name: str) -> Weight:
+        return run.weight(tensors[f"layers.{n}.{name}"])
 
     return Layer(
-        attn_norm=weight("attn_norm").float(),
+        attn_norm=norm("attn_norm"),
         qkv=weight("qkv"),
         qkv_bias=optional("qkv_bias"),
-        qk_norms=(weight("q_norm").float(), weight("k_norm").float()) if config.qk_norm else None,
+        qk_norms=(norm("q_norm"), norm("k_norm")) if config.qk_norm else None,
         o=weight("o"),
         o_bias=optional("o_bias"),
-        mlp_norm=weight("mlp_norm").float(),
+        mlp_norm=norm("mlp_norm"),
         gate_up=weight("gate_up"),
         gate_up_bias=optional("gate_up_bias"),
         down=weight("down"),
@@ -113,3 +118,11 @@ def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], n: int) -> Layer:
         if config.sliding_layers is None or config.sliding_layers[n]
         else None,
     )
+
+
+def numbers(tensors: Mapping[str, Weight], name: str) -> Tensor:
+    """A tensor that is never quantised: a norm or a bias."""
+    tensor = tensors[name]
+    if not isinstance(tensor, Tensor):
+        raise AssertionError(f"{name} is quantised")
+    return tensor

@@ -9,6 +9,7 @@ from torch import Tensor
 from glowplug.errors import UnsupportedModel
 from runtime.engine.batch import Batch
 from runtime.engine.kv_cache import KVCache
+from runtime.kernels.interface import Weight
 from runtime.models.llama import Llama
 from snapshot.model_config import ModelConfig
 
@@ -29,7 +30,7 @@ _ARCHITECTURES: dict[str, Callable[..., Model]] = {"llama": Llama}
 
 
 def build_model(
-    config: ModelConfig, tensors: Mapping[str, Tensor], *, max_context: int | None = None
+    config: ModelConfig, tensors: Mapping[str, Weight], *, max_context: int | None = None
 ) -> Model:
     """Bind a sealed model's tensors. `max_context` (tokens) bounds the position tables.
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from snapshot.manifest import TOKENIZER, read_manifest
+from snapshot.manifest import TOKENIZER, WEIGHTS, read_manifest
 from snapshot.node_cache import NodeCache
+from snapshot.quantization import Quantized
 from snapshot.restore import restore
 from snapshot.seal import seal
 from snapshot.source import find_source
@@ -67,6 +68,27 @@ def test_every_weight_is_transformers_own(cache: NodeCache) -> None:
         assert len(restored.tensors) == 2 + 30 * len(FUSED)
         for name, tensor in restored.tensors.items():
             assert torch.equal(tensor, reference(state, name).to(getattr(torch, dtype))), name
+
+
+def test_in_4_bits_every_weight_is_still_transformers_own(cache: NodeCache) -> None:
+    """The file's codes are kept: dequantised they are what the file's reader makes of them."""
+    from transformers import AutoModelForCausalLM
+
+    path = find_source(SMOLLM2).path
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
+    state = model.state_dict()
+    digest = seal(
+        SMOLLM2, dtype="bfloat16", quantization="int4", cache=cache, progress=lambda _: None
+    )
+    folder = cache.path(digest)
+    assert (folder / WEIGHTS).stat().st_size < 100_000_000  # as the file
+    for name, tensor in restore(folder).tensors.items():
+        if isinstance(tensor, Quantized):
+            assert torch.equal(tensor.dense(torch.float32), reference(state, name)), name
+        else:
+            assert name.endswith("norm")
 
 
 def test_manifest(cache: NodeCache) -> None:

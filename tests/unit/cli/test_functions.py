@@ -17,6 +17,7 @@ OPTIONS = {
     "--min": ("1", "min_replicas", 1),
     "--max": ("7", "max_replicas", 7),
     "--dtype": ("float32", "dtype", "float32"),
+    "--quantization": ("int4", "quantization", "int4"),
     "--max-seqs": ("3", "max_seqs", 3),
     "--max-context": ("512", "max_context", 512),
     "--speculation": ("off", "speculation", "off"),

@@ -61,7 +61,7 @@ def bounds(info: FieldInfo) -> tuple[Any, Any]:
 def test_limits(field: str) -> None:
     low, high = bounds(spec_fields()[field])
     shown = table_rows()[field][2]
-    if field in ("name", "model", "dtype", "speculation"):
+    if field in ("name", "model", "dtype", "quantization", "speculation"):
         assert (low, high) == (None, None)
     elif high is None:
         assert value_of(field, shown.removeprefix("from ")) == low
@@ -85,6 +85,7 @@ def test_revision_fields() -> None:
     changed: dict[str, Any] = {
         "model": "/n",
         "dtype": "float32",
+        "quantization": "int4",
         "max_context": 64,
         "max_seqs": 2,
         "kv_cache_bytes": 2**21,

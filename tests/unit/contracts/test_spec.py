@@ -72,6 +72,8 @@ def test_defaults_scale_to_zero() -> None:
         ({"name": "ok\n"}, "name", "lower-case letters"),
         ({"model": ""}, "model", "at least 1 character"),
         ({"dtype": "float8"}, "dtype", "'bfloat16' or 'float32'"),
+        ({"quantization": "int2"}, "quantization", "'none', 'int8' or 'int4'"),
+        ({"quantization": "int8", "dtype": "float32"}, "quantization", "drop one of the two"),
         ({"idle_s": "soon"}, "idle_s", "30s, 5m or 1h30m"),
         ({"idle_s": -1}, "idle_s", "greater than or equal to 0"),
         ({"idle_s": float("nan")}, "idle_s", "less than or equal to 604800"),
@@ -109,6 +111,7 @@ def test_what_is_not_an_object_is_refused(data: object) -> None:
 SERVING = {
     "model": "/other.gguf",
     "dtype": "float32",
+    "quantization": "int4",
     "max_context": 512,
     "max_seqs": 3,
     "kv_cache_bytes": 2**21,
@@ -139,5 +142,5 @@ def test_each_field_is_either_serving_or_scaling() -> None:
 
 
 def test_json_round_trip() -> None:
-    spec = parse_spec(MINIMAL | SERVING | SCALING)
+    spec = parse_spec(MINIMAL | SERVING | SCALING | {"dtype": "bfloat16"})
     assert FunctionSpec.model_validate_json(spec.model_dump_json()) == spec
