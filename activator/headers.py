@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from activator.ticket import Target, Ticket
 from activator.timing import Laps
-from glowplug.contracts import TENANT_HEADER
+from glowplug.contracts import TENANT_HEADER, StartKind
 from glowplug.stages import from_server_timing, to_server_timing
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -78,10 +78,17 @@ def of_start(ticket: Ticket, target: Target, *, laps: Laps) -> RawHeaders:
         ("x-function", target.replica.function),
         ("x-revision", target.replica.revision),
         ("x-cold-start", "true" if cold else "false"),
-        ("x-start-kind", target.replica.start_kind.value if cold else "warm"),
+        ("x-start-kind", start_kind(ticket, target).value),
         ("x-start-ms", f"{laps.sum_ms('assign', 'start'):.1f}"),
         ("x-queue-ms", f"{laps.sum_ms('queue'):.1f}"),
     )
+
+
+def start_kind(ticket: Ticket, target: Target) -> StartKind:
+    """How the request found its replica."""
+    if waited_for_start(ticket.entered_s, target):
+        return target.replica.start_kind
+    return StartKind.SLEEPING if ticket.found_asleep else StartKind.WARM
 
 
 def waited_for_start(entered_s: float, target: Target) -> bool:

@@ -4,7 +4,14 @@ import aiohttp
 from aiohttp import ClientResponse
 
 from activator.exchange import Exchange
-from activator.headers import encoded, of_start, server_timing, to_client, waited_for_start
+from activator.headers import (
+    encoded,
+    of_start,
+    server_timing,
+    start_kind,
+    to_client,
+    waited_for_start,
+)
 from activator.ticket import Target, Ticket
 from glowplug.errors import ReplicaLost
 
@@ -19,7 +26,7 @@ async def relay(
     """
     replica = target.replica
     cold = waited_for_start(ticket.entered_s, target)
-    exchange.start_kind = replica.start_kind.value if cold else "warm"
+    exchange.start_kind = start_kind(ticket, target).value
     exchange.start_stages_ms = dict(replica.stages_ms) if cold else {}
     theirs = response.headers.get("server-timing", "")
     await exchange.send(

@@ -37,6 +37,7 @@ def represent(
         "replicas": {
             "ready": _count(replicas, ReplicaState.READY),
             "starting": _count(replicas, ReplicaState.STARTING),
+            "sleeping": sum(replica.asleep for replica in replicas),  # of the ready ones
             "draining": _count(replicas, ReplicaState.DRAINING),
             "desired": status.desired if status else 0,
         },

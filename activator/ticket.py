@@ -44,6 +44,7 @@ class Ticket:
         "answered",
         "entered_s",
         "entry",
+        "found_asleep",
         "on_ready",
         "on_revoked",
         "target",
@@ -54,6 +55,7 @@ class Ticket:
     def __init__(self) -> None:
         self.entered_s = time.monotonic()
         self.target: Target | None = None
+        self.found_asleep = False  # the target was, when the ticket was handed to it
         self.answered = False  # response headers came
         self.on_ready: Callable[[], None] | None = None
         self.on_revoked: Callable[[], None] | None = None
@@ -75,6 +77,7 @@ class Ticket:
     def hand(self, target: Target) -> None:
         """It is its turn."""
         self.target = target
+        self.found_asleep = target.replica.asleep
         target.tickets.add(self)
         self._wake()
 

@@ -41,6 +41,7 @@ class StartKind(StrEnum):
     """How a request found its replica (response header `X-Start-Kind`)."""
 
     WARM = "warm"  # a replica was ready
+    SLEEPING = "sleeping"  # a replica was ready, but asleep
     SNAPSHOT = "snapshot"  # a standby restored the snapshot from this node's cache
     CACHE = "cache"  # no standby was ready: a process was started, the snapshot was in the cache
     COLD = "cold"  # the snapshot was fetched or sealed first
@@ -86,6 +87,7 @@ class Replica:
     stages_ms: Mapping[str, float] = field(default_factory=dict)  # of its start, once ready
     reason: str | None = None  # why it is gone
     pid: int | None = None
+    asleep: bool = False  # ready, without its KV memory; the next request wakes it
     assigned_s: float = 0.0  # time.monotonic()
     ready_s: float | None = None  # time.monotonic()
 
@@ -170,6 +172,11 @@ class Fleet(Protocol):
 
         Raises Unavailable when nothing can take it.
         """
+        ...
+
+    async def sleep(self, replica: str) -> None:
+        """Have an idle replica give its KV memory back; it wakes itself at its next request, and
+        one that works does not fall asleep."""
         ...
 
     async def release(self, replica: str, *, drain_s: float) -> None:

@@ -1,13 +1,13 @@
 """How a fleet talks to a pod's supervisor: one JSON object a line over a stream socket.
 
-Fleet → pod: `Assign`, `Release`, `Prefetch`. Pod → fleet: `Hello` once, then a `ReplicaChanged` for
-every change of a replica (its whole state each time) and a `StandbysChanged` when the number of
-ready standbys changes. The pod ends, with all it started, when the stream ends.
+Fleet → pod: `Assign`, `Sleep`, `Release`, `Prefetch`. Pod → fleet: `Hello` once, then a
+`ReplicaChanged` for every change of a replica (its whole state each time) and a `StandbysChanged`
+when the number of ready standbys changes. The pod ends, with all it started, when the stream ends.
 """
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from glowplug.contracts import Assignment, Replica, ReplicaState, StartKind
 
@@ -19,6 +19,13 @@ class Assign:
     """Turn a standby into this replica. Answered by ReplicaChanged events with its id."""
 
     assignment: Assignment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sleep:
+    """Have the replica give its KV memory back, if it is idle."""
+
+    replica: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +64,8 @@ class StandbysChanged:
     ready: int
 
 
-Message = Assign | Release | Prefetch | Hello | ReplicaChanged | StandbysChanged
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (Assign, Release, Prefetch, Hello, ReplicaChanged, StandbysChanged)
-}
+Message = Assign | Sleep | Release | Prefetch | Hello | ReplicaChanged | StandbysChanged
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:

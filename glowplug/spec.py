@@ -103,6 +103,13 @@ class FunctionSpec(BaseModel):
     max_replicas: int = Field(1, ge=1, le=1000)
     idle_s: Seconds = Field(60.0, ge=0, le=7 * 86400, description="idle time until scale to zero")
 
+    sleep_s: Seconds | None = Field(
+        None,
+        ge=0,
+        le=7 * 86400,
+        description="idle time until a replica sleeps: gives its KV memory",
+    )
+
     start_timeout_s: Seconds = Field(
         60.0, gt=0, le=86400, description="longest wait in the queue and for a cold start"
     )

@@ -61,6 +61,11 @@ class Launcher:
         entry = self._state.replicas.expect(assignment, now_s=self._now())
         entry.pending = self._spawn(self._assign(assignment))
 
+    def sleep(self, entry: Entry) -> None:
+        """Have it give its KV memory back, if it is as idle as it seems."""
+        entry.told_to_sleep = True
+        self._spawn(self._tell_sleep(entry.replica.id))
+
     def release(self, entry: Entry, *, why: str, drain_s: float | None = None) -> None:
         """Let it finish what it does, then end it. From now on it takes no requests.
 
@@ -169,6 +174,12 @@ class Launcher:
             if entry is not None:
                 entry.pending = None
                 self.replica_changed(replica)
+
+    async def _tell_sleep(self, replica: str) -> None:
+        try:
+            await self._fleet.sleep(replica)
+        except Exception:  # it stays awake, and only memory is lost
+            _log.exception("the fleet did not take the sleep of replica %s", replica)
 
     async def _tell_release(self, replica: str, *, drain_s: float) -> None:
         try:

@@ -10,6 +10,8 @@ target utilisation).
   HorizontalPodAutoscaler), by half at most per second, and not while a replica is starting.
 - 1 → 0 only after `idle_s` without a request; then the window no longer counts.
 - Always within min_replicas and max_replicas.
+- Replicas sleep after `sleep_s` without a request, if that is set: they keep their process and give
+  their KV memory back. They wake by themselves.
 """
 
 import math
@@ -74,6 +76,7 @@ class Decision:
     desired: int
     reason: str
     history: History
+    sleep: bool = False  # those that stay have been idle long enough to sleep
 
 
 def target_per_replica(spec: FunctionSpec) -> int:
@@ -178,6 +181,7 @@ def _decide(
             needs=needs,
             lowered_s=now_s if desired < before else history.lowered_s,
         ),
+        sleep=not active and spec.sleep_s is not None and idle_s >= spec.sleep_s,
     )
 
 

@@ -150,6 +150,12 @@ class Reconciler:
         if snapshot is not None:
             for _ in range(moves.starts):
                 self._launcher.start(tracked, snapshot=snapshot)
+        sleep = tracked.decision is not None and tracked.decision.sleep
+        for entry in self._state.replicas.of(tracked.name):
+            if not sleep:
+                entry.told_to_sleep = False
+            elif entry.ready and not entry.told_to_sleep:
+                self._launcher.sleep(entry)
 
     async def _run(self) -> None:
         """All functions on every tick, and between ticks only those with news: a cold start must

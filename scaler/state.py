@@ -50,6 +50,7 @@ class Entry:
     released: bool = False  # by us: its end is no failure
     unreleased: bool = False  # the fleet did not hear of the release: tell it again
     ready_at_s: float | None = None  # the scaler's clock
+    told_to_sleep: bool = False  # since its function was last active
 
     @property
     def live(self) -> bool:

@@ -28,6 +28,9 @@ def deploy(
     idle: Annotated[
         str | None, typer.Option(metavar="TIME", help="Idle time until scale to zero, as 30s.")
     ] = None,
+    sleep: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Idle time until a replica sleeps, as 10s.")
+    ] = None,
     min_replicas: Annotated[int | None, typer.Option("--min", metavar="N")] = None,
     max_replicas: Annotated[int | None, typer.Option("--max", metavar="N")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 (default) or float32.")] = None,
@@ -76,6 +79,7 @@ def deploy(
         name=name,
         model=absolute_source(model),
         idle_s=idle,
+        sleep_s=sleep,
         min_replicas=min_replicas,
         max_replicas=max_replicas,
         dtype=dtype,

@@ -160,7 +160,8 @@ def _limits(spec: "Json") -> str:
 
 def _replicas(function: "Json") -> str:
     counts = function["replicas"]
-    return f"{counts['ready']}/{counts['desired']}"
+    asleep = f", {counts['sleeping']} asleep" if counts["sleeping"] else ""
+    return f"{counts['ready']}/{counts['desired']}{asleep}"
 
 
 def _state(state: str) -> str:

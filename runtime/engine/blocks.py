@@ -88,6 +88,13 @@ class BlockPool:
             self._unpublish(block)
         return own
 
+    def forget_free(self) -> None:
+        """Unpublish all: the contents of free blocks are about to be lost. Nobody may hold one."""
+        if len(self._free) != self.count:
+            raise AssertionError(f"{self.count - len(self._free)} blocks are held")
+        self._block_of.clear()
+        self._hash_of.clear()
+
     def _unpublish(self, block: int) -> None:
         if digest := self._hash_of.pop(block, None):
             del self._block_of[digest]

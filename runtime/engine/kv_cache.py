@@ -27,15 +27,17 @@ class KVCache:
         if device == "cpu":
             size_bytes = math.prod(shape) * dtype.itemsize
             try:
-                pages = mmap.mmap(-1, size_bytes)
+                pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             except OSError:
                 raise UnsupportedModel(
                     f"kv_cache_bytes: {size_bytes} bytes cannot be reserved here; lower it"
                 ) from None
             # A huge page would be zeroed whole at the first token of each layer: 2 MiB, 60 times.
             pages.madvise(mmap.MADV_NOHUGEPAGE)
+            self._pages: mmap.mmap | None = pages
             self._memory = torch.frombuffer(pages, dtype=dtype).view(shape)
         else:
+            self._pages = None
             self._memory = torch.zeros(shape, dtype=dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self._memory.unbind(0)]
 
@@ -46,6 +48,19 @@ class KVCache:
     def clear(self, blocks: list[int]) -> None:
         """Zero blocks that may hold something other than numbers, before they are freed."""
         self._memory[:, :, blocks] = 0
+
+    def give_back(self) -> None:
+        """Free the memory; what it held is lost. `take_again` before the next use."""
+        if self._pages is not None:
+            self._pages.madvise(mmap.MADV_DONTNEED)  # zeros again, taken page by page when touched
+        else:
+            self._memory.untyped_storage().resize_(0)  # the layers' views stay valid
+
+    def take_again(self) -> None:
+        """Have the memory once more, all zeros. Raises torch's OutOfMemoryError on a device."""
+        if self._pages is None:
+            self._memory.untyped_storage().resize_(self._memory.numel() * self._memory.itemsize)
+            self._memory.zero_()
 
 
 def bytes_per_block(config: ModelConfig, *, block_size: int, dtype: torch.dtype) -> int:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import torch
 from tokenizers import Tokenizer
@@ -30,6 +31,12 @@ from runtime.engine.speculation import MAX_DRAFTS, StepCost, worthwhile
 from runtime.models.registry import Model
 
 log = logging.getLogger(__name__)
+
+
+class _Signal(Enum):
+    STOP = auto()
+    SLEEP = auto()
+
 
 Emit = Callable[[list[tuple[str, Delta]]], None]
 
@@ -74,8 +81,10 @@ class Engine:
         limits: EngineLimits,
         emit: Emit,
         on_crash: Callable[[], None] = lambda: None,
+        on_sleep: Callable[[bool], None] = lambda _asleep: None,
     ) -> None:
-        """`on_crash` is called on the engine's thread if the loop itself ever fails.
+        """`on_crash` is called on the engine's thread if the loop itself ever fails, `on_sleep`
+        when it has fallen asleep (True) or woken up.
 
         Raises:
             UnsupportedModel: the KV cache cannot hold one block, or cannot be reserved.
@@ -92,6 +101,8 @@ class Engine:
         self._eos = frozenset(eos_token_ids)
         self._emit = emit
         self._on_crash = on_crash
+        self._on_sleep = on_sleep
+        self._asleep = False
         self._kv = KVCache(
             model.config,
             blocks=blocks,
@@ -112,7 +123,7 @@ class Engine:
         )
         self.vocab_size = model.config.vocab_size
         self._sequences: dict[str, Sequence] = {}
-        self._inbox: queue.SimpleQueue[GenerationRequest | str | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[GenerationRequest | str | _Signal] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._steps = 0
         self._speculation = limits.speculation
@@ -126,8 +137,12 @@ class Engine:
 
     def stop(self) -> None:
         """End the loop after the step in progress; unfinished requests end with ABORT."""
-        self._inbox.put(None)
+        self._inbox.put(_Signal.STOP)
         self._thread.join()
+
+    def sleep(self) -> None:
+        """Give the KV memory back, if nothing runs or waits by then; the next request wakes it."""
+        self._inbox.put(_Signal.SLEEP)
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request that fits `max_context` and whose ids are in the vocabulary."""
@@ -197,15 +212,32 @@ class Engine:
                 message = self._inbox.get(block)
             except queue.Empty:
                 return True
-            if message is None:
+            if message is _Signal.STOP:
                 return False
-            if isinstance(message, str):
+            if message is _Signal.SLEEP:
+                self._fall_asleep()
+            elif isinstance(message, str):
                 self._forget(message)
             else:
                 self._add(message)
             block = not self._scheduler.has_work and self._inbox.empty()
 
+    def _fall_asleep(self) -> None:
+        if self._asleep or self._scheduler.has_work:
+            return
+        self._scheduler.pool.forget_free()
+        self._kv.give_back()
+        self._asleep = True
+        self._on_sleep(True)
+
+    def _wake(self) -> None:
+        self._kv.take_again()
+        self._asleep = False
+        self._on_sleep(False)
+
     def _add(self, request: GenerationRequest) -> None:
+        if self._asleep:
+            self._wake()
         text = OutputText(self._tokenizer, prompt=request.prompt, stops=request.params.stop)
         sequence = Sequence(request, text, arrived_s=time.perf_counter(), eos=self._eos)
         self._sequences[request.id] = sequence

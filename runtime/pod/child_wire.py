@@ -1,7 +1,8 @@
 """How the processes inside a pod talk: one JSON object a packet over SOCK_SEQPACKET socket pairs.
 
     supervisor ⇄ fork server   Imported, Fork, Expect
-    supervisor ⇄ child         Forked, StandbyReady, Expect, Take, Serving, Drain, Failed
+    supervisor ⇄ child         Forked, StandbyReady, Expect, Take, Serving, Sleep, Slept, Drain,
+                               Failed
 
 A child writes to the supervisor directly from its first moment; the fork server is not between
 them. Descriptors travel beside the packet that names them (SCM_RIGHTS). The end of a child's socket
@@ -12,7 +13,7 @@ is the same clock in every process of a machine.
 import json
 import socket
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from glowplug.contracts import Assignment
 
@@ -70,6 +71,18 @@ class Serving:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sleep:
+    """Supervisor → replica: give the KV memory back, if you are idle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slept:
+    """Replica → supervisor: it fell asleep, or woke up."""
+
+    asleep: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Drain:
     """Supervisor → replica: no new requests; finish within `drain_s`, then end."""
 
@@ -83,11 +96,20 @@ class Failed:
     message: str
 
 
-Message = Imported | Fork | Forked | StandbyReady | Expect | Take | Serving | Drain | Failed
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (Imported, Fork, Forked, StandbyReady, Expect, Take, Serving, Drain, Failed)
-}
+Message = (
+    Imported
+    | Fork
+    | Forked
+    | StandbyReady
+    | Expect
+    | Take
+    | Serving
+    | Sleep
+    | Slept
+    | Drain
+    | Failed
+)
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:

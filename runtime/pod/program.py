@@ -32,6 +32,8 @@ class Start:
     listener: socket.socket  # listening already; connections may be waiting
     stopwatch: Stopwatch  # has the stages so far
     ready: Callable[[], None]  # to call once, when requests are answered
+    sleep: asyncio.Event  # set whenever the replica is to sleep, if it is idle; clear it then
+    slept: Callable[[bool], None]  # to call, on the loop, when it has fallen asleep or woken up
     drain: asyncio.Future[float]  # resolves to drain_s: take no new request, finish, return
 
 

@@ -101,10 +101,16 @@ class ModelProgram:
             start.stopwatch.lap("server")
             start.ready()
 
+        def on_sleep(asleep: bool) -> None:
+            loop.call_soon_threadsafe(start.slept, asleep)
+
         admission = Admission()
-        engine, app = self._restore(start, client=client, admission=admission, on_crash=on_crash)
+        engine, app = self._restore(
+            start, client=client, admission=admission, on_crash=on_crash, on_sleep=on_sleep
+        )
         server = _Server(app, accepting=accepting)
         serving = loop.create_task(server.serve(sockets=[start.listener]))
+        sleeping = loop.create_task(_sleep_when_told(start.sleep, engine))
         ends: list[asyncio.Future[Any]] = [
             serving,
             loop.create_task(crashed.wait()),
@@ -113,6 +119,7 @@ class ModelProgram:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if start.drain.done():
             await _drain(admission, engine, drain_s=start.drain.result())
+        sleeping.cancel()
         server.should_exit = True
         await serving
         if crashed.is_set():
@@ -125,6 +132,7 @@ class ModelProgram:
         client: EngineClient,
         admission: Admission,
         on_crash: Callable[[], None],
+        on_sleep: Callable[[bool], None],
     ) -> tuple[Engine, ASGIApp]:
         """Everything from the snapshot to a running engine and its app; blocks for some ms."""
         watch, assignment = start.stopwatch, start.assignment
@@ -149,6 +157,7 @@ class ModelProgram:
             ),
             emit=client.emit,
             on_crash=on_crash,
+            on_sleep=on_sleep,
         )
         torch.set_num_threads(self._threads)
         engine.start()
@@ -179,6 +188,13 @@ class ModelProgram:
                 ) from None
         self._tokenizers[snapshot] = tokenizer
         return tokenizer
+
+
+async def _sleep_when_told(told: asyncio.Event, engine: Engine) -> None:
+    while True:
+        await told.wait()
+        told.clear()
+        engine.sleep()
 
 
 async def _drain(admission: Admission, engine: Engine, *, drain_s: float) -> None:

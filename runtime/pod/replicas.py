@@ -9,13 +9,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from glowplug.contracts import Assignment, Replica, ReplicaState, StartKind
 from runtime.pod.child import Child, StartFailed
-from runtime.pod.child_wire import Drain, Failed, Message, Serving, Take
+from runtime.pod.child_wire import Drain, Failed, Message, Serving, Sleep, Slept, Take
 from runtime.pod.output import log
 from runtime.pod.standbys import Standbys
 
@@ -112,6 +112,13 @@ class Replicas:
         self._tasks[replica.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(replica.id, None))
 
+    def sleep(self, replica: str) -> None:
+        """Have a replica give its KV memory back; it decides itself whether it is idle."""
+        live = self._live.get(replica)
+        if live is not None and live.child is not None:
+            with suppress(OSError):  # it is ending already
+                live.child.send(Sleep())
+
     def release(self, replica: str, *, drain_s: float) -> None:
         """Drain and end a replica; one that still starts is ended at once."""
         live = self._live.get(replica)
@@ -173,7 +180,9 @@ class Replicas:
         live.starting.close()
 
         try:
-            return await _failed(child, await self._answer(child, live))
+            while isinstance(message := await self._answer(child, live), Slept):
+                self._change(live, replace(live.replica, asleep=message.asleep))
+            return await _failed(child, message)
         except _Released:
             pass
         self._change(live, replace(live.replica, state=ReplicaState.DRAINING))

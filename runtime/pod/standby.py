@@ -22,7 +22,17 @@ import uvloop
 from glowplug.errors import GlowplugError
 from glowplug.stages import Stopwatch
 from runtime.pod import child_wire
-from runtime.pod.child_wire import Drain, Expect, Failed, Forked, Serving, StandbyReady, Take
+from runtime.pod.child_wire import (
+    Drain,
+    Expect,
+    Failed,
+    Forked,
+    Serving,
+    Sleep,
+    Slept,
+    StandbyReady,
+    Take,
+)
 from runtime.pod.process import die_with_parent, name_process, prefer_in_oom
 from runtime.pod.program import Program, Start
 
@@ -110,7 +120,8 @@ def _become_replica(
 
     async def serve() -> None:
         drain: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        _watch(control, drain)
+        sleep = asyncio.Event()
+        _watch(control, sleep=sleep, drain=drain)
         await program.serve(
             Start(
                 assignment=take.assignment,
@@ -119,6 +130,8 @@ def _become_replica(
                 ready=lambda: child_wire.send(
                     control, Serving(stages_ms=stopwatch.stages, sent_s=time.monotonic())
                 ),
+                sleep=sleep,
+                slept=lambda asleep: child_wire.send(control, Slept(asleep=asleep)),
                 drain=drain,
             )
         )
@@ -129,7 +142,7 @@ def _become_replica(
     loop.run_until_complete(serve())
 
 
-def _watch(control: socket.socket, drain: asyncio.Future[float]) -> None:
+def _watch(control: socket.socket, *, sleep: asyncio.Event, drain: asyncio.Future[float]) -> None:
     control.setblocking(False)
 
     def readable() -> None:
@@ -142,7 +155,9 @@ def _watch(control: socket.socket, drain: asyncio.Future[float]) -> None:
         if received is None:
             os._exit(0)  # the supervisor is gone
         message, _ = received
-        if isinstance(message, Drain) and not drain.done():
+        if isinstance(message, Sleep):
+            sleep.set()
+        elif isinstance(message, Drain) and not drain.done():
             drain.set_result(message.drain_s)
 
     asyncio.get_running_loop().add_reader(control.fileno(), readable)

@@ -31,6 +31,7 @@ from glowplug.pod_wire import (
     Prefetch,
     Release,
     ReplicaChanged,
+    Sleep,
     StandbysChanged,
     decode,
     encode,
@@ -141,6 +142,8 @@ async def _obey(
         match command:
             case Assign():
                 replicas.assign(command.assignment)
+            case Sleep():
+                replicas.sleep(command.replica)
             case Release():
                 replicas.release(command.replica, drain_s=command.drain_s)
             case Prefetch():

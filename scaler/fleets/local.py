@@ -23,6 +23,7 @@ from glowplug.pod_wire import (
     Prefetch,
     Release,
     ReplicaChanged,
+    Sleep,
     StandbysChanged,
 )
 from scaler.fleets.pod_process import PodProcess
@@ -107,6 +108,10 @@ class LocalFleet:
         if replica.state is ReplicaState.GONE:
             raise Unavailable(replica.reason or "the pod gave no reason")
         return replica
+
+    async def sleep(self, replica: str) -> None:
+        """Have an idle replica give its KV memory back; one that is not known is gone."""
+        await self._send(Sleep(replica=replica))
 
     async def release(self, replica: str, *, drain_s: float) -> None:
         """Drain and end it; one that is not known is gone already, or never came to be."""

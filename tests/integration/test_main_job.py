@@ -40,6 +40,22 @@ def test_from_zero_to_an_answer_and_back(server: Serve) -> None:
         client.delete("main-job")
 
 
+def test_a_replica_sleeps_and_wakes_for_the_next_request(server: Serve) -> None:
+    def sleeping() -> bool:
+        return bool(client.function("sleeper")["replicas"]["sleeping"] == 1)
+
+    with server.client() as client:
+        deploy(client, "sleeper", idle_s=120, sleep_s=0.5)
+        awake = ask(client, "sleeper")
+        eventually(sleeping, what="the replica sleeps")
+        woken = ask(client, "sleeper")
+        assert woken.text == awake.text
+        assert woken.headers["x-start-kind"] == "sleeping"
+        assert woken.headers["x-cold-start"] == "false"
+        eventually(sleeping, what="it sleeps again")
+        client.delete("sleeper")
+
+
 def test_the_stages_account_for_the_first_token(server: Serve) -> None:
     with server.client() as client:
         deploy(client, "accounted", idle_s=60)

@@ -25,6 +25,7 @@ from glowplug.pod_wire import (
     Prefetch,
     Release,
     ReplicaChanged,
+    Sleep,
     StandbysChanged,
     decode,
     encode,
@@ -85,6 +86,18 @@ class PodUnderTest:
                 )
             )
         )
+
+    def sleep(self, replica: str) -> None:
+        self.send(Sleep(replica=replica))
+
+    async def asleep(self, replica: str, asleep: bool) -> Replica:
+        """Wait until its latest change says so."""
+
+        def reached() -> Replica | None:
+            changes = self.replicas(replica)
+            return changes[-1] if changes and changes[-1].asleep is asleep else None
+
+        return await self.until(reached)
 
     def release(self, replica: str, drain_s: float = 5.0) -> None:
         self.send(Release(replica=replica, drain_s=drain_s))

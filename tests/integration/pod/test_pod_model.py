@@ -106,6 +106,35 @@ def test_an_answer_from_a_standby_twice(model_pod: Any, digest: str) -> None:
     asyncio.run(main())
 
 
+def test_a_sleeping_replica_gives_its_memory_back_and_answers_again(
+    model_pod: Any, digest: str
+) -> None:
+    async def main() -> None:
+        async with model_pod() as pod:
+            await pod.standbys_are(1)
+            pod.assign("r1", snapshot=digest, max_seqs=4, kv_cache_bytes=256 << 20)
+            replica = await pod.ready("r1")
+            process = psutil.Process(replica.pid)
+            text = " ".join(f"{n} bottles" for n in range(200))  # some hundred tokens
+            awake = await _ask(replica.url, "What is the capital of Italy?")
+            before = process.memory_full_info().uss
+            await _ask(replica.url, text)
+            used = process.memory_full_info().uss
+            pod.sleep("r1")
+            await pod.asleep("r1", True)
+            slept = process.memory_full_info().uss
+            assert used - before > 12 << 20  # 23 KB a token
+            assert slept < used - (12 << 20)
+            assert await _ask(replica.url, "What is the capital of Italy?") == awake
+            await pod.asleep("r1", False)
+            pod.sleep("r1")
+            await pod.asleep("r1", True)
+            pod.release("r1")
+            assert (await pod.gone("r1")).reason == "released"
+
+    asyncio.run(main())
+
+
 def test_a_standby_costs_little_and_replicas_share_the_weights(
     model_pod: Any, digest: str, sealed_data: Path
 ) -> None:

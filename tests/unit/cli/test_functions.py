@@ -14,6 +14,7 @@ Output = pytest.CaptureFixture[str]
 
 OPTIONS = {
     "--idle": ("90s", "idle_s", 90.0),
+    "--sleep": ("10s", "sleep_s", 10.0),
     "--min": ("1", "min_replicas", 1),
     "--max": ("7", "max_replicas", 7),
     "--dtype": ("float32", "dtype", "float32"),

@@ -45,7 +45,7 @@ def test_defaults(field: str) -> None:
     if info.is_required():
         assert shown == "–"
     elif info.default is None:
-        assert shown == "the model's"
+        assert shown == ("never" if field == "sleep_s" else "the model's")
     elif isinstance(info.default, str):
         assert shown == f"`{info.default}`"
     else:
@@ -93,6 +93,7 @@ def test_revision_fields() -> None:
         "min_replicas": 1,
         "max_replicas": 2,
         "idle_s": 1,
+        "sleep_s": 1,
         "start_timeout_s": 1,
         "request_timeout_s": 1,
         "queue": QueueLimits(max_requests=1),

@@ -121,6 +121,7 @@ SCALING = {
     "min_replicas": 1,
     "max_replicas": 9,
     "idle_s": 5,
+    "sleep_s": 2,
     "start_timeout_s": 5,
     "request_timeout_s": 5,
     "queue": {"max_requests": 5},

@@ -96,6 +96,7 @@ class FakeFleet:
         self.assignments = []
         self.released = []  # (id, drain_s)
         self.prefetched = []
+        self.asleep = []  # ids, as often as they were told
         self.assign_error = None
         self.release_error = None
         self.list_error = None
@@ -171,6 +172,10 @@ class FakeFleet:
         )
         self.tell(replica)
         return replica
+
+    async def sleep(self, replica):
+        self.asleep.append(replica)
+        self.tell(replace(self.replicas[replica], asleep=True))
 
     async def release(self, replica, *, drain_s):
         if self.release_error is not None:

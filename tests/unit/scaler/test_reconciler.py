@@ -468,3 +468,42 @@ def test_a_cold_start_waits_for_no_other_function(run, monkeypatch):
         assert {"a", "b", "c"} in planned
 
     run(scenario)
+
+
+def test_idle_replicas_are_told_once_to_sleep_and_again_after_the_next_use(run):
+    async def scenario(house):
+        await house.deploy(sleep_s=5, idle_s=60)
+        await house.report(queued=1, arrived=1)
+        await house.ready()
+        await house.report(in_flight=1)
+        await house.ticks(10)
+        assert house.fleet.asleep == []  # it works, however long
+        await house.report()
+        await house.ticks(4)
+        assert house.fleet.asleep == []
+        await house.ticks(10)
+        (replica,) = house.fleet.live
+        assert house.fleet.asleep == [replica]
+        assert house.status().state is FunctionState.READY
+        assert [each.asleep for each in house.status().replicas] == [True]
+        await house.report(in_flight=1, arrived=1)
+        await house.ticks(1)
+        await house.report()
+        await house.ticks(10)
+        assert house.fleet.asleep == [replica, replica]
+        await house.ticks(60)
+        assert house.fleet.live == []
+
+    run(scenario)
+
+
+def test_without_sleep_s_nobody_sleeps(run):
+    async def scenario(house):
+        await house.deploy(idle_s=60)
+        await house.report(queued=1, arrived=1)
+        await house.ready()
+        await house.report()
+        await house.ticks(50)
+        assert house.fleet.asleep == []
+
+    run(scenario)
