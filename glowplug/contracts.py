@@ -71,6 +71,7 @@ class Assignment:
     max_seqs: int
     kv_cache_bytes: int
     speculation: Speculation = "auto"
+    prefix_snapshot_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

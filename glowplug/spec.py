@@ -99,6 +99,13 @@ class FunctionSpec(BaseModel):
         "auto", description="guess tokens where that is faster; it never changes an answer"
     )
 
+    prefix_snapshot_bytes: Bytes = Field(
+        64 * 2**20,
+        ge=0,
+        le=2**40,
+        description="of hot prompt prefixes' KV, kept for the next start",
+    )
+
     min_replicas: int = Field(0, ge=0, le=1000)
     max_replicas: int = Field(1, ge=1, le=1000)
     idle_s: Seconds = Field(60.0, ge=0, le=7 * 86400, description="idle time until scale to zero")
@@ -145,6 +152,7 @@ class FunctionSpec(BaseModel):
                 "max_seqs",
                 "kv_cache_bytes",
                 "speculation",
+                "prefix_snapshot_bytes",
             )
         }
         return hashlib.sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()[:10]

@@ -56,6 +56,7 @@ class Launcher:
             max_seqs=spec.max_seqs,
             kv_cache_bytes=spec.kv_cache_bytes,
             speculation=spec.speculation,
+            prefix_snapshot_bytes=spec.prefix_snapshot_bytes,
         )
         _log.info("%s: starting replica %s", spec.name, assignment.replica)
         entry = self._state.replicas.expect(assignment, now_s=self._now())

@@ -50,6 +50,10 @@ def deploy(
     speculation: Annotated[
         str | None, typer.Option("--speculation", metavar="auto|off", help="Guess tokens ahead.")
     ] = None,
+    prefix_snapshot: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Hot prompt prefixes kept for the next start."),
+    ] = None,
     start_timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest wait in the queue and to start.")
     ] = None,
@@ -88,6 +92,7 @@ def deploy(
         max_context=max_context,
         kv_cache_bytes=kv_cache,
         speculation=speculation,
+        prefix_snapshot_bytes=prefix_snapshot,
         start_timeout_s=start_timeout,
         request_timeout_s=request_timeout,
         queue=queue or None,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
@@ -28,6 +29,8 @@ from runtime.engine.sampling import Position, Sampled, sample
 from runtime.engine.scheduler import Chunk, Plan, Scheduler
 from runtime.engine.sequence import Sequence
 from runtime.engine.speculation import MAX_DRAFTS, StepCost, worthwhile
+from runtime.engine.stored_prefixes import StoredPrefixes
+from runtime.kernels import kernels_for
 from runtime.models.registry import Model
 
 log = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class EngineLimits:
     block_size: int = 16  # tokens in a KV block
     max_context: int | None = None  # tokens of prompt and output; None: the model's own limit
     speculation: bool = True  # prompt lookup; it never changes an output
+    prefix_snapshot_bytes: int = 0  # KV blocks kept for the next replica
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +84,13 @@ class Engine:
         eos_token_ids: tuple[int, ...],
         limits: EngineLimits,
         emit: Emit,
+        prefixes: Path | None = None,
         on_crash: Callable[[], None] = lambda: None,
         on_sleep: Callable[[bool], None] = lambda _asleep: None,
     ) -> None:
-        """`on_crash` is called on the engine's thread if the loop itself ever fails, `on_sleep`
-        when it has fallen asleep (True) or woken up.
+        """`prefixes` is the file that an earlier engine of the same snapshot may have left.
+        `on_crash` is called on the engine's thread if the loop itself ever fails, `on_sleep` when
+        it has fallen asleep (True) or woken up.
 
         Raises:
             UnsupportedModel: the KV cache cannot hold one block, or cannot be reserved.
@@ -110,11 +116,26 @@ class Engine:
             dtype=model.dtype,
             device=model.device,
         )
+        self._prefixes = (
+            StoredPrefixes(
+                prefixes,
+                self._kv,
+                kernels=type(
+                    kernels_for(
+                        dtype=model.dtype, device=model.device, head_dim=model.config.head_dim
+                    )
+                ).__name__,
+                max_bytes=limits.prefix_snapshot_bytes,
+            )
+            if prefixes and limits.prefix_snapshot_bytes
+            else None
+        )
         self._scheduler = Scheduler(
             BlockPool(blocks),
             block_size=limits.block_size,
             max_seqs=limits.max_seqs,
             max_batch_tokens=limits.max_batch_tokens,
+            prefixes=self._prefixes,
         )
         self.max_context = min(
             limits.max_context or model.config.max_positions,
@@ -143,6 +164,16 @@ class Engine:
     def sleep(self) -> None:
         """Give the KV memory back, if nothing runs or waits by then; the next request wakes it."""
         self._inbox.put(_Signal.SLEEP)
+
+    def save_prefixes(self, path: Path) -> int:
+        """After `stop`: write the hottest prompt prefixes to a new file; how many blocks.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._prefixes is None or self._asleep:
+            return 0
+        return self._prefixes.save(self._scheduler.pool.published, path)
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request that fits `max_context` and whose ids are in the vocabulary."""

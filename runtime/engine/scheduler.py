@@ -17,6 +17,7 @@ keyed by position, so the output does not change.
 
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from runtime.engine.blocks import BlockPool
 from runtime.engine.prefix import extend_hashes
@@ -51,13 +52,32 @@ class Plan:
     chunks: tuple[Chunk, ...]
 
 
+class PrefixSource(Protocol):
+    """Where blocks come from that the pool does not have: an earlier replica's."""
+
+    def note(self, hashes: list[bytes]) -> None:
+        """A prompt begins with these full blocks."""
+        ...
+
+    def load(self, hashes: list[bytes], blocks: list[int]) -> int:
+        """Fill blocks with the beginning of a chain, as far as it is known; how many."""
+        ...
+
+
 class Scheduler:
     """Waiting and running sequences, and the blocks they hold. The engine thread owns it."""
 
     def __init__(
-        self, pool: BlockPool, *, block_size: int, max_seqs: int, max_batch_tokens: int
+        self,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        max_seqs: int,
+        max_batch_tokens: int,
+        prefixes: PrefixSource | None = None,
     ) -> None:
         self.pool = pool
+        self._prefixes = prefixes
         self.block_size = block_size
         self.max_seqs = max_seqs
         self.max_batch_tokens = max_batch_tokens
@@ -132,21 +152,33 @@ class Scheduler:
         """Give a waiting sequence the blocks of its whole prompt; False: they are not there."""
         known = len(sequence.tokens) - 1  # the last token is always run, for its logits
         extend_hashes(sequence, tokens=known, block_size=self.block_size)
-        cached = self.pool.find(sequence.hashes[: known // self.block_size])
+        hashes = sequence.hashes[: known // self.block_size]
+        cached = self.pool.find(hashes)
         missing = self._blocks_for(len(sequence.tokens)) - len(cached)
         if missing > self.pool.free_after_sharing(cached):
             return False
         self.pool.share(cached)
         # The whole prompt's blocks at once: chunks in progress cannot starve each other.
-        sequence.blocks = cached + self.pool.allocate(missing)
-        sequence.computed = len(cached) * self.block_size
+        fresh = self.pool.allocate(missing)
+        sequence.blocks = cached + fresh
+        stored = self._load(hashes[len(cached) :], fresh)
+        sequence.computed = (len(cached) + stored) * self.block_size
         sequence.phase = Phase.RUNNING
         self.running.append(sequence)
         if sequence.generated == 0:
             sequence.cached = sequence.computed
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += sequence.cached
+            if self._prefixes:
+                self._prefixes.note(hashes)
         return True
+
+    def _load(self, hashes: list[bytes], blocks: list[int]) -> int:
+        """Fill the first of these blocks from where an earlier replica left them; how many."""
+        loaded = self._prefixes.load(hashes, blocks) if self._prefixes and hashes else 0
+        for block, digest in zip(blocks[:loaded], hashes, strict=False):
+            self.pool.publish(block, digest)
+        return loaded
 
     def _chunk(self, sequence: Sequence, budget: int) -> Chunk:
         start, length = sequence.computed, len(sequence.tokens)

@@ -23,8 +23,9 @@ from llguidance import LLTokenizer
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
-from glowplug.errors import CorruptSnapshot, GlowplugError
+from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
 from runtime.engine.loop import Engine, EngineLimits
+from runtime.engine.stored_prefixes import FILE as PREFIXES
 from runtime.engine.warmup import warm as warm_engine
 from runtime.models.registry import build_model
 from runtime.pod.program import Settings, Start
@@ -35,6 +36,8 @@ from runtime.server.grammar_compiler import grammar_tokenizer
 from snapshot.manifest import TOKENIZER, read_manifest
 from snapshot.node_cache import NodeCache
 from snapshot.restore import restore
+
+log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 600  # the activator keeps its connections
 _BACKLOG = 1024
@@ -119,6 +122,7 @@ class ModelProgram:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if start.drain.done():
             await _drain(admission, engine, drain_s=start.drain.result())
+            await asyncio.to_thread(self._save_prefixes, engine, start.assignment.snapshot)
         sleeping.cancel()
         server.should_exit = True
         await serving
@@ -153,9 +157,11 @@ class ModelProgram:
                 max_seqs=assignment.max_seqs,
                 kv_cache_bytes=assignment.kv_cache_bytes,
                 speculation=assignment.speculation == "auto",
+                prefix_snapshot_bytes=assignment.prefix_snapshot_bytes,
                 max_context=assignment.max_context,
             ),
             emit=client.emit,
+            prefixes=self._cache.path(assignment.snapshot) / PREFIXES,
             on_crash=on_crash,
             on_sleep=on_sleep,
         )
@@ -174,6 +180,16 @@ class ModelProgram:
         )
         watch.lap("app")
         return engine, app
+
+    def _save_prefixes(self, engine: Engine, snapshot: str) -> None:
+        """Leave the hottest prompt prefixes to the next replica; without them it is slower."""
+        engine.stop()
+        try:
+            with self._cache.workplace(f"prefixes-{snapshot}") as made:
+                if engine.save_prefixes(made):
+                    made.rename(self._cache.path(snapshot) / PREFIXES)
+        except (OSError, NotFound) as error:
+            log.warning("no prompt prefixes are kept: %s", error)
 
     def _tokenizer(self, snapshot: str) -> Tokenizer:
         """The snapshot's tokenizer, kept as the latest used. Raises CorruptSnapshot."""

@@ -90,6 +90,7 @@ def test_revision_fields() -> None:
         "max_seqs": 2,
         "kv_cache_bytes": 2**21,
         "speculation": "off",
+        "prefix_snapshot_bytes": 0,
         "min_replicas": 1,
         "max_replicas": 2,
         "idle_s": 1,

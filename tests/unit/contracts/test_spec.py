@@ -116,6 +116,7 @@ SERVING = {
     "max_seqs": 3,
     "kv_cache_bytes": 2**21,
     "speculation": "off",
+    "prefix_snapshot_bytes": 0,
 }
 SCALING = {
     "min_replicas": 1,
