@@ -22,6 +22,8 @@ _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 Dtype = Literal["bfloat16", "float32"]
 Quantization = Literal["none", "int8", "int4"]
 Speculation = Literal["auto", "off"]
+PoolingMethod = Literal["mean", "last", "cls"]
+Pooling = Literal["auto", PoolingMethod]
 
 
 def parse_duration(value: object) -> object:

@@ -22,7 +22,8 @@ class Model(Protocol):
     device: str
 
     def forward(self, batch: Batch, kv: KVCache) -> Tensor:
-        """One step: float32 logits [R, vocab] of the batch's logit rows."""
+        """One step: float32 logits [R, vocab] of the batch's logit rows. Fills `batch.pooled` in,
+        where the batch has it."""
         ...
 
 
