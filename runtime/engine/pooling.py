@@ -62,8 +62,9 @@ def sum_rows(hidden: Tensor) -> npt.NDArray[np.float64]:
 def unit_length(vector: npt.NDArray[np.floating]) -> Embedding:
     """The vector scaled to length 1, as float32; zeros stay zeros. Not finite where it is not."""
     exact = vector.astype(np.float64)
-    length = float(np.sqrt(exact @ exact))
-    return (exact / length if length else exact).astype(np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        length = float(np.sqrt(exact @ exact))
+        return (exact / length if length else exact).astype(np.float32)
 
 
 def is_finite(vector: Embedding) -> bool:
