@@ -100,6 +100,9 @@ class FunctionSpec(BaseModel):
     speculation: Speculation = Field(
         "auto", description="guess tokens where that is faster; it never changes an answer"
     )
+    pooling: Pooling = Field(
+        "auto", description="which tokens make an embedding; auto: as the model says"
+    )
 
     prefix_snapshot_bytes: Bytes = Field(
         64 * 2**20,
@@ -155,6 +158,7 @@ class FunctionSpec(BaseModel):
                 "kv_cache_bytes",
                 "speculation",
                 "prefix_snapshot_bytes",
+                "pooling",
             )
         }
         return hashlib.sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()[:10]

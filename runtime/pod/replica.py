@@ -191,6 +191,7 @@ class ModelProgram:
             revision=assignment.revision,
             admission=admission,
             grammar_tokenizer=self._grammar_tokenizers.get(assignment.snapshot),
+            pooling=assignment.pooling,
         )
         watch.lap("app")
         return engine, app
