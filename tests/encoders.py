@@ -125,10 +125,18 @@ def write_pooling(folder: Path, mode: str, *, normalize: bool = True) -> None:
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
 
 
-def sealed_encoder(folder: Path, cache: Path, dtype: Any = "float32") -> tuple[Encoder, Manifest]:
+def sealed_encoder(
+    folder: Path, cache: Path, dtype: Any = "float32", *, quantization: Any = "none"
+) -> tuple[Encoder, Manifest]:
     """Seal, restore, bind."""
     node_cache = NodeCache(cache)
-    digest = seal(str(folder), dtype=dtype, cache=node_cache, progress=lambda _: None)
+    digest = seal(
+        str(folder),
+        dtype=dtype,
+        quantization=quantization,
+        cache=node_cache,
+        progress=lambda _: None,
+    )
     restored = restore(node_cache.path(digest))
     return build_encoder(restored.manifest.config, restored.tensors), restored.manifest
 

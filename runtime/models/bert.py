@@ -13,6 +13,8 @@ from torch import Tensor
 
 from runtime.engine.encoder_batch import EncoderBatch
 from runtime.kernels import kernels_for
+from runtime.kernels.interface import Kernels, Weight
+from runtime.models.llama import numbers
 from snapshot.encoder_config import EncoderConfig
 
 
@@ -28,14 +30,14 @@ class Norm:
 class Layer:
     """One layer's weights, named as in snapshot/encoder_layout.py."""
 
-    qkv: Tensor
+    qkv: Weight
     qkv_bias: Tensor
-    o: Tensor
+    o: Weight
     o_bias: Tensor
     attn_norm: Norm
-    up: Tensor
+    up: Weight
     up_bias: Tensor
-    down: Tensor
+    down: Weight
     down_bias: Tensor
     mlp_norm: Norm
 
@@ -43,23 +45,23 @@ class Layer:
 class Bert:
     """Reads whole texts, each token seeing all of its text."""
 
-    def __init__(self, config: EncoderConfig, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: EncoderConfig, tensors: Mapping[str, Weight]) -> None:
         self.config = config
-        self.embed = tensors["embed"]
-        self.dtype = self.embed.dtype
-        self.device = str(self.embed.device)
-        self.layers = [_layer(tensors, n) for n in range(config.num_layers)]
-        self._positions = tensors["positions"]
-        self._token_type = tensors["token_types"][0].float()
+        self._positions = numbers(tensors, "positions")
+        self._token_type = numbers(tensors, "token_types")[0].float()
+        self.dtype = self._positions.dtype
+        self.device = str(self._positions.device)
+        self._kernels = kernels_for(dtype=self.dtype, device=self.device, head_dim=config.head_dim)
+        self.embed = self._kernels.weight(tensors["embed"])
+        self.layers = [_layer(tensors, n, self._kernels) for n in range(config.num_layers)]
         self._embed_norm = _norm(tensors, "embed_norm")
         self._gelu = "tanh" if config.activation == "gelu_tanh" else "none"
-        self._kernels = kernels_for(dtype=self.dtype, device=self.device, head_dim=config.head_dim)
 
     def forward(self, batch: EncoderBatch) -> Tensor:
         """float32 hidden states [T, H] of the last layer."""
         run = self._kernels
         rows = batch.positions + self.config.position_offset
-        x = F.embedding(batch.tokens, self.embed).float() + self._token_type
+        x = run.embed(batch.tokens, self.embed) + self._token_type
         x = self._normed(x + F.embedding(rows, self._positions).float(), self._embed_norm)
         for layer in self.layers:
             qkv = run.linear(x.to(self.dtype), layer.qkv, layer.qkv_bias)
@@ -87,23 +89,26 @@ class Bert:
         return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, self.config.norm_eps)
 
 
-def _norm(tensors: Mapping[str, Tensor], name: str) -> Norm:
-    return Norm(tensors[name].float(), tensors[f"{name}_bias"].float())
+def _norm(tensors: Mapping[str, Weight], name: str) -> Norm:
+    return Norm(numbers(tensors, name).float(), numbers(tensors, f"{name}_bias").float())
 
 
-def _layer(tensors: Mapping[str, Tensor], n: int) -> Layer:
-    def weight(name: str) -> Tensor:
-        return tensors[f"layers.{n}.{name}"]
+def _layer(tensors: Mapping[str, Weight], n: int, run: Kernels) -> Layer:
+    def weight(name: str) -> Weight:
+        return run.weight(tensors[f"layers.{n}.{name}"])
+
+    def bias(name: str) -> Tensor:
+        return numbers(tensors, f"layers.{n}.{name}_bias")
 
     return Layer(
         qkv=weight("qkv"),
-        qkv_bias=weight("qkv_bias"),
+        qkv_bias=bias("qkv"),
         o=weight("o"),
-        o_bias=weight("o_bias"),
+        o_bias=bias("o"),
         attn_norm=_norm(tensors, f"layers.{n}.attn_norm"),
         up=weight("up"),
-        up_bias=weight("up_bias"),
+        up_bias=bias("up"),
         down=weight("down"),
-        down_bias=weight("down_bias"),
+        down_bias=bias("down"),
         mlp_norm=_norm(tensors, f"layers.{n}.mlp_norm"),
     )

@@ -43,7 +43,7 @@ class Encoder(Protocol):
 
 
 _ARCHITECTURES: dict[str, Callable[..., Model]] = {"llama": Llama}
-_ENCODERS: dict[str, Callable[[EncoderConfig, Mapping[str, Tensor]], Encoder]] = {"bert": Bert}
+_ENCODERS: dict[str, Callable[[EncoderConfig, Mapping[str, Weight]], Encoder]] = {"bert": Bert}
 
 
 def build_model(
@@ -62,6 +62,6 @@ def build_model(
     return architecture(config, tensors, max_context=limit)
 
 
-def build_encoder(config: EncoderConfig, tensors: Mapping[str, Tensor]) -> Encoder:
+def build_encoder(config: EncoderConfig, tensors: Mapping[str, Weight]) -> Encoder:
     """Bind a sealed encoder's tensors."""
     return _ENCODERS[config.architecture](config, tensors)

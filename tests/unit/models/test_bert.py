@@ -96,6 +96,20 @@ def test_bfloat16_is_no_further_from_float32_than_transformers(changes, tmp_path
     assert 0 < error(ours) <= 1.1 * error(rounded)
 
 
+@pytest.mark.parametrize(("quantization", "likeness"), [("int8", 0.999), ("int4", 0.85)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_quantised_weights(quantization, likeness, dtype, tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
+    model = write_encoder(tmp_path / "model", "bert", **sizes)
+    encoder, _ = sealed_encoder(
+        tmp_path / "model", tmp_path / "cache", dtype, quantization=quantization
+    )
+    texts = [token_ids(tmp_path / "model", text) for text in TEXTS]
+    for ours, ids in zip(run(encoder, texts), texts, strict=True):
+        cosines = torch.cosine_similarity(ours.mean(0), theirs(model, ids).mean(0), dim=0)
+        assert cosines > likeness
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("mode", "pooling"), [("mean_tokens", "mean"), ("cls_token", "cls"), ("lasttoken", "last")]
