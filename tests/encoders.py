@@ -7,7 +7,7 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
-from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from runtime.models.registry import Encoder, build_encoder
 from snapshot.manifest import Manifest
@@ -31,14 +31,21 @@ SIZES = {
 }
 
 
+# Vocabularies are written down, not trained: the trainers' choice differs from run to run.
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
 def wordpiece() -> tokenizers.Tokenizer:
     """As BERT's: lower case, [CLS] … [SEP]."""
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    words = ["the", "quick", "brown", "fox", "dog", "la", "light", "house", "read", "jump"]
+    endings = ["##s", "##zy", "##house", "##er", "##tters", "##ng"]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"!,.0123456789", *LETTERS]
+    pieces += ["##" + letter for letter in LETTERS] + words + endings
+    vocab = {piece: n for n, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=160, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     tokenizer.enable_truncation(8)  # as published files have it; sealing drops both
     tokenizer.enable_padding(length=8)
@@ -47,16 +54,22 @@ def wordpiece() -> tokenizers.Tokenizer:
 
 def byte_level() -> tokenizers.Tokenizer:
     """As RoBERTa's: <s> … </s>."""
-    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    merges = [
+        ("t", "h"),
+        ("th", "e"),
+        ("Ġ", "the"),
+        ("o", "x"),
+        ("f", "ox"),
+        ("Ġ", "d"),
+        ("o", "g"),
+    ]
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = special + alphabet + [first + second for first, second in merges]
+    vocab = {piece: n for n, piece in enumerate(pieces)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(special)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     return tokenizer
 
@@ -66,7 +79,7 @@ def unigram() -> tokenizers.Tokenizer:
     pieces = sorted({word for text in TEXTS for word in text.split()})
     vocab = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     vocab += [("▁" + piece, -2.0) for piece in pieces] + [("▁", -3.0)]
-    vocab += [(letter, -5.0) for letter in "abcdefghijklmnopqrstuvwxyz"]
+    vocab += [(letter, -5.0) for letter in LETTERS]
     tokenizer = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=3))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -60,6 +60,7 @@ class Bert:
     def forward(self, batch: EncoderBatch) -> Tensor:
         """float32 hidden states [T, H] of the last layer."""
         run = self._kernels
+        run.begin_step()
         rows = batch.positions + self.config.position_offset
         x = run.embed(batch.tokens, self.embed) + self._token_type
         x = self._normed(x + F.embedding(rows, self._positions).float(), self._embed_norm)

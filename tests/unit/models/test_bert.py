@@ -96,7 +96,7 @@ def test_bfloat16_is_no_further_from_float32_than_transformers(changes, tmp_path
     assert 0 < error(ours) <= 1.1 * error(rounded)
 
 
-@pytest.mark.parametrize(("quantization", "likeness"), [("int8", 0.999), ("int4", 0.85)])
+@pytest.mark.parametrize(("quantization", "likeness"), [("int8", 0.998), ("int4", 0.85)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_quantised_weights(quantization, likeness, dtype, tmp_path):
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
