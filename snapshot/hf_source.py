@@ -151,14 +151,14 @@ def _open_shard(path: Path) -> Any:
         raise CorruptSnapshot(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _hf_name(part: str) -> str:
+def _hf_name(part: str, prefix: str = "model.") -> str:
     """`layers.0.q_bias` -> `model.layers.0.self_attn.q_proj.bias`."""
     stem = part.removesuffix("_bias")
     suffix = "bias" if stem != part else "weight"
     if stem in _TOP:
-        return f"{_TOP[stem]}.{suffix}"
+        return f"{_TOP[stem].replace('model.', prefix)}.{suffix}"
     _, layer, last = stem.split(".")
-    return f"model.layers.{layer}.{_LAYER[last]}.{suffix}"
+    return f"{prefix}layers.{layer}.{_LAYER[last]}.{suffix}"
 
 
 def _check_tensors(
@@ -167,10 +167,13 @@ def _check_tensors(
     """The name of each part's tensor."""
     slices = {name: shard.get_slice(name) for name, (_, shard) in tensors.items()}
     encodes = isinstance(config, EncoderConfig)
-    prefix = encoder_prefix(tensors) if encodes else ""
+    # A decoder that was saved without its head, to embed only, has names without `model.`.
+    prefix = "" if "embed_tokens.weight" in tensors else "model."
+    if encodes:
+        prefix = encoder_prefix(tensors)
 
     def name_of(part: str) -> str:
-        return encoder_tensor_name(part, prefix) if encodes else _hf_name(part)
+        return encoder_tensor_name(part, prefix) if encodes else _hf_name(part, prefix)
 
     def ignored(name: str) -> bool:
         if isinstance(config, EncoderConfig):

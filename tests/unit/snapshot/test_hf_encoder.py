@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from encoders import TEXTS, sealed_encoder, token_ids, write_encoder, write_pooling
-from tokenizers import Tokenizer
+import transformers
+from encoders import TEXTS, byte_level, sealed_encoder, token_ids, write_encoder, write_pooling
+from tokenizers import Tokenizer, processors
 
 from glowplug.errors import CorruptSnapshot, SnapshotError, UnsupportedModel
 from snapshot.encoder_config import EncoderConfig
 from snapshot.hf_encoder import encoder_config
 from snapshot.hf_pooling import hf_pooling, hf_text_length
-from snapshot.manifest import TOKENIZER, EmbeddingFormat, Manifest
+from snapshot.manifest import TOKENIZER, EmbeddingFormat, Manifest, read_manifest
+from snapshot.model_config import ModelConfig
 from snapshot.node_cache import NodeCache
 from snapshot.seal import seal
 from snapshot.source import find_source, fingerprint
@@ -141,6 +143,40 @@ def test_refused_weights(tmp_path: Path, change: Any, message: str) -> None:
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
     with pytest.raises(SnapshotError, match=message):
         seal_it(folder)
+
+
+def write_decoder(folder: Path, *, base: bool) -> None:
+    """A tied Qwen3 whose tokenizer puts an EOS after a text, as Qwen3-Embedding's does."""
+    config = transformers.Qwen3Config(
+        vocab_size=byte_level().get_vocab_size(),
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    kind = transformers.AutoModel if base else transformers.AutoModelForCausalLM
+    torch.manual_seed(4)
+    kind.from_config(config).float().save_pretrained(folder)
+    tokenizer = byte_level()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A $B </s>", special_tokens=[("</s>", 2)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("base", [False, True], ids=["with a head", "saved without its head"])
+def test_a_decoder_that_embeds(tmp_path: Path, base: bool) -> None:
+    folder = tmp_path / "model"
+    write_decoder(folder, base=base)
+    write_pooling(folder, "lasttoken")
+    manifest = read_manifest(tmp_path / "cache" / seal_it(folder))
+    assert manifest.embedding == EmbeddingFormat(pooling="last", after=(2,))
+    assert manifest.special_tokens == ((), ())  # a prompt to go on from has no EOS
+    assert isinstance(manifest.config, ModelConfig)
 
 
 class TestPooling:
