@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from glowplug.spec import FunctionSpec, Speculation
+from glowplug.spec import FunctionSpec, Pooling, Speculation
 
 # Whose request it is: set by the activator from the API key, never passed on from a client. What a
 # replica keeps between requests (the prefix cache) it keeps apart by this.
@@ -72,6 +72,7 @@ class Assignment:
     kv_cache_bytes: int
     speculation: Speculation = "auto"
     prefix_snapshot_bytes: int = 0
+    pooling: Pooling = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,8 @@ _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 Dtype = Literal["bfloat16", "float32"]
 Quantization = Literal["none", "int8", "int4"]
 Speculation = Literal["auto", "off"]
+PoolingMethod = Literal["mean", "last", "cls"]
+Pooling = Literal["auto", PoolingMethod]
 
 
 def parse_duration(value: object) -> object:
@@ -98,6 +100,9 @@ class FunctionSpec(BaseModel):
     speculation: Speculation = Field(
         "auto", description="guess tokens where that is faster; it never changes an answer"
     )
+    pooling: Pooling = Field(
+        "auto", description="which tokens make an embedding; auto: as the model says"
+    )
 
     prefix_snapshot_bytes: Bytes = Field(
         64 * 2**20,
@@ -153,6 +158,7 @@ class FunctionSpec(BaseModel):
                 "kv_cache_bytes",
                 "speculation",
                 "prefix_snapshot_bytes",
+                "pooling",
             )
         }
         return hashlib.sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()[:10]

@@ -57,6 +57,7 @@ class Launcher:
             kv_cache_bytes=spec.kv_cache_bytes,
             speculation=spec.speculation,
             prefix_snapshot_bytes=spec.prefix_snapshot_bytes,
+            pooling=spec.pooling,
         )
         _log.info("%s: starting replica %s", spec.name, assignment.replica)
         entry = self._state.replicas.expect(assignment, now_s=self._now())

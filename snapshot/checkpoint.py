@@ -8,9 +8,9 @@ import torch
 from pydantic import ValidationError
 
 from glowplug.errors import CorruptSnapshot, UnsupportedModel
+from snapshot.encoder_config import AnyConfig
 from snapshot.layout import Bits, part_shapes
-from snapshot.manifest import ChatFormat, GenerationDefaults
-from snapshot.model_config import ModelConfig
+from snapshot.manifest import ChatFormat, EmbeddingFormat, GenerationDefaults
 from snapshot.quantization import Codes
 
 
@@ -26,6 +26,7 @@ class TextFormat:
     bos_token_id: int | None
     generation: GenerationDefaults
     chat: ChatFormat
+    special_tokens: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # before and after a text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +42,11 @@ class Checkpoint:
     """
 
     name: str  # the file or folder, for messages
-    config: ModelConfig
+    config: AnyConfig
     text: TextFormat
     read: Callable[[str, torch.Tensor], None]
     read_codes: Callable[[str, Bits], Codes | None] = lambda _part, _bits: None
+    embedding: EmbeddingFormat | None = None
 
 
 def generation_defaults(name: str, fields: dict[str, Any]) -> GenerationDefaults:
@@ -61,7 +63,7 @@ def generation_defaults(name: str, fields: dict[str, Any]) -> GenerationDefaults
 
 
 def match_parts(
-    config: ModelConfig,
+    config: AnyConfig,
     stored: Mapping[str, tuple[int, ...]],
     *,
     name_of: Callable[[str], str],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from glowplug.errors import CorruptSnapshot, UnsupportedModel
+from snapshot.hf_encoder import ENCODER_FAMILIES
 from snapshot.hf_rope import hf_rope
 from snapshot.model_config import ModelConfig, checked_config
 
@@ -43,7 +44,7 @@ def hf_config(fields: dict[str, Any], path: Path) -> ModelConfig:
     if family not in _DEFAULTS:
         raise UnsupportedModel(
             f"{path}: the model type {family[:60]!r} is not supported; these are: "
-            f"{', '.join(_DEFAULTS)}"
+            f"{', '.join((*_DEFAULTS, *ENCODER_FAMILIES))}"
         )
     if fields.get("quantization_config"):
         raise UnsupportedModel(

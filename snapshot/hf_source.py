@@ -14,10 +14,19 @@ from safetensors import SafetensorError, safe_open
 
 from glowplug.errors import CorruptSnapshot, UnsupportedModel
 from snapshot.checkpoint import Checkpoint, match_parts
+from snapshot.encoder_config import AnyConfig, EncoderConfig
 from snapshot.hf_config import hf_config
+from snapshot.hf_encoder import (
+    ENCODER_FAMILIES,
+    encoder_config,
+    encoder_prefix,
+    encoder_tensor_name,
+    is_no_encoder_weight,
+)
+from snapshot.hf_pooling import hf_pooling, hf_text_length
 from snapshot.hf_tokenizer import hf_tokenizer
 from snapshot.json_file import LFS_POINTER, read_json_object, refuse_lfs_pointer
-from snapshot.model_config import ModelConfig
+from snapshot.manifest import EmbeddingFormat
 from snapshot.source import PICKLE_SUFFIXES
 
 _MAX_CONFIG_BYTES = 1 << 20
@@ -53,15 +62,29 @@ def open_huggingface(folder: Path) -> Checkpoint:
     """
     path = folder / "config.json"
     fields = read_json_object(path, max_bytes=_MAX_CONFIG_BYTES)
-    config = hf_config(fields, path)
+    encodes = fields.get("model_type") in ENCODER_FAMILIES
+    config = _encoder_config(fields, folder) if encodes else hf_config(fields, path)
     tensors = _open_shards(folder)
     names = _check_tensors(tensors, config, folder)
+    text = hf_tokenizer(folder, fields, config.vocab_size, encodes=encodes)
+    before, after = text.special_tokens
     return Checkpoint(
         name=str(folder),
         config=config,
-        text=hf_tokenizer(folder, fields, config.vocab_size),
+        text=text,
         read=_reader(tensors, names),
+        embedding=EmbeddingFormat(
+            pooling=hf_pooling(folder) or ("mean" if encodes else "last"),
+            before=before,
+            after=after,
+        ),
     )
+
+
+def _encoder_config(fields: dict[str, Any], folder: Path) -> EncoderConfig:
+    config = encoder_config(fields, folder / "config.json")
+    longest = min(hf_text_length(folder) or config.max_positions, config.max_positions)
+    return config.model_copy(update={"max_positions": longest})
 
 
 def _open_shards(folder: Path) -> dict[str, tuple[Path, Any]]:
@@ -128,23 +151,33 @@ def _open_shard(path: Path) -> Any:
         raise CorruptSnapshot(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _hf_name(part: str) -> str:
+def _hf_name(part: str, prefix: str = "model.") -> str:
     """`layers.0.q_bias` -> `model.layers.0.self_attn.q_proj.bias`."""
     stem = part.removesuffix("_bias")
     suffix = "bias" if stem != part else "weight"
     if stem in _TOP:
-        return f"{_TOP[stem]}.{suffix}"
+        return f"{_TOP[stem].replace('model.', prefix)}.{suffix}"
     _, layer, last = stem.split(".")
-    return f"model.layers.{layer}.{_LAYER[last]}.{suffix}"
+    return f"{prefix}layers.{layer}.{_LAYER[last]}.{suffix}"
 
 
 def _check_tensors(
-    tensors: dict[str, tuple[Path, Any]], config: ModelConfig, folder: Path
+    tensors: dict[str, tuple[Path, Any]], config: AnyConfig, folder: Path
 ) -> dict[str, str]:
     """The name of each part's tensor."""
     slices = {name: shard.get_slice(name) for name, (_, shard) in tensors.items()}
+    encodes = isinstance(config, EncoderConfig)
+    # A decoder that was saved without its head, to embed only, has names without `model.`.
+    prefix = "" if "embed_tokens.weight" in tensors else "model."
+    if encodes:
+        prefix = encoder_prefix(tensors)
+
+    def name_of(part: str) -> str:
+        return encoder_tensor_name(part, prefix) if encodes else _hf_name(part, prefix)
 
     def ignored(name: str) -> bool:
+        if isinstance(config, EncoderConfig):
+            return is_no_encoder_weight(name)
         # A tied lm_head is a copy of the embedding, written by old versions.
         return bool(_NOT_WEIGHTS.fullmatch(name)) or (
             config.tie_embeddings and name == _hf_name("lm_head")
@@ -153,7 +186,7 @@ def _check_tensors(
     names = match_parts(
         config,
         {name: tuple(stored.get_shape()) for name, stored in slices.items()},
-        name_of=_hf_name,
+        name_of=name_of,
         ignored=ignored,
         where=str(folder),
     )

@@ -1,4 +1,6 @@
-"""The names and shapes of a sealed decoder's weights: the seam between sealing and the runtime.
+"""The names and shapes of a sealed model's weights: the seam between sealing and the runtime.
+
+A decoder's are these, an encoder's those of encoder_layout.py.
 
 Row-major `[out, in]` as `torch.nn.functional.linear` takes them; H hidden, D head_dim:
 
@@ -25,6 +27,8 @@ the snapshot's dtype, but for those that `weight_bits` names in a quantised snap
 from typing import Literal
 
 from glowplug.spec import Quantization
+from snapshot.encoder_config import AnyConfig, EncoderConfig
+from snapshot.encoder_layout import encoder_fused_rows, encoder_tensor_shapes
 from snapshot.model_config import ModelConfig
 
 # Of quantised weights; snapshot/quantization.py describes how they lie.
@@ -32,12 +36,14 @@ GROUP = 32  # weights of a row that share a scale
 TILE_ROWS = 16  # rows that lie interleaved
 Bits = Literal[4, 8]
 
-_PROJECTIONS = frozenset(("qkv", "o", "gate_up", "down"))
+_PROJECTIONS = frozenset(("qkv", "o", "gate_up", "up", "down"))
 _VOCABULARY = frozenset(("embed", "lm_head"))  # 8 bits in any case: 4 would cost much accuracy
 
 
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(config: AnyConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor of a sealed model with its shape, in the order the forward pass reads them."""
+    if isinstance(config, EncoderConfig):
+        return encoder_tensor_shapes(config)
     hidden, inter, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     qkv_rows = (config.num_heads + 2 * config.num_kv_heads) * head_dim
     shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, hidden)}
@@ -63,17 +69,13 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def part_shapes(config: ModelConfig) -> dict[str, dict[str, tuple[int, ...]]]:
+def part_shapes(config: AnyConfig) -> dict[str, dict[str, tuple[int, ...]]]:
     """For every sealed tensor the parts that are stacked into it, top to bottom, and their shapes.
 
     A source holds parts (`layers.0.q`, `layers.0.gate_bias`, ...); a tensor that is not fused is
     its own only part.
     """
-    kv_rows = config.num_kv_heads * config.head_dim
-    rows = {
-        "qkv": {"q": config.num_heads * config.head_dim, "k": kv_rows, "v": kv_rows},
-        "gate_up": {"gate": config.intermediate_size, "up": config.intermediate_size},
-    }
+    rows = encoder_fused_rows(config) if isinstance(config, EncoderConfig) else _fused_rows(config)
     parts = {}
     for name, shape in tensor_shapes(config).items():
         prefix, _, last = name.rpartition(".")
@@ -85,6 +87,15 @@ def part_shapes(config: ModelConfig) -> dict[str, dict[str, tuple[int, ...]]]:
             else {name: shape}
         )
     return parts
+
+
+def _fused_rows(config: ModelConfig) -> dict[str, dict[str, int]]:
+    """The parts of each fused tensor and their rows, top to bottom."""
+    kv_rows = config.num_kv_heads * config.head_dim
+    return {
+        "qkv": {"q": config.num_heads * config.head_dim, "k": kv_rows, "v": kv_rows},
+        "gate_up": {"gate": config.intermediate_size, "up": config.intermediate_size},
+    }
 
 
 def weight_bits(name: str, shape: tuple[int, ...], quantization: Quantization) -> Bits | None:

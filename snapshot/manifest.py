@@ -15,7 +15,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from glowplug.errors import CorruptSnapshot
-from glowplug.spec import Dtype, Quantization
+from glowplug.spec import Dtype, PoolingMethod, Quantization
+from snapshot.encoder_config import EncoderConfig
 from snapshot.model_config import ModelConfig
 
 FORMAT = 1
@@ -23,6 +24,7 @@ MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer.json"
 MAX_MANIFEST_BYTES = 16 * 2**20
+MAX_SPECIAL_TOKENS = 16  # before or after a text
 
 
 class FileEntry(BaseModel):
@@ -55,6 +57,16 @@ class GenerationDefaults(BaseModel):
     top_k: int | None = Field(None, gt=0)
 
 
+class EmbeddingFormat(BaseModel):
+    """How a text becomes a vector, of unit length: what is around it, and which tokens count."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pooling: PoolingMethod
+    before: tuple[int, ...] = Field((), max_length=MAX_SPECIAL_TOKENS)  # the BOS or CLS token
+    after: tuple[int, ...] = Field((), max_length=MAX_SPECIAL_TOKENS)  # the SEP or EOS token
+
+
 class Manifest(BaseModel):
     """Everything the runtime needs to know of a snapshot."""
 
@@ -64,12 +76,32 @@ class Manifest(BaseModel):
     source: str
     dtype: Dtype
     quantization: Quantization = "none"
-    config: ModelConfig
+    config: ModelConfig | EncoderConfig = Field(discriminator="architecture")
     add_bos: bool  # whether a plain prompt (not a chat) gets a leading BOS token
     bos_token_id: int | None
     generation: GenerationDefaults
     chat: ChatFormat
+    embedding: EmbeddingFormat | None = None  # None: the last token, and BOS as `add_bos` says
     files: dict[str, FileEntry]
+
+    @property
+    def embeddings(self) -> EmbeddingFormat:
+        """How texts are embedded."""
+        if self.embedding is not None:
+            return self.embedding
+        return EmbeddingFormat(pooling="last", before=self._bos)
+
+    @property
+    def special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What comes before and after a plain prompt: an encoder's is a text to embed."""
+        if isinstance(self.config, EncoderConfig):
+            return self.embeddings.before, self.embeddings.after
+        return self._bos, ()
+
+    @property
+    def _bos(self) -> tuple[int, ...]:
+        bos = self.bos_token_id
+        return (bos,) if self.add_bos and bos is not None else ()
 
     def to_bytes(self) -> bytes:
         """The canonical bytes that the digest is taken over."""

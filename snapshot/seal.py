@@ -90,6 +90,7 @@ def _make(
         bos_token_id=text.bos_token_id,
         generation=text.generation,
         chat=text.chat,
+        embedding=checkpoint.embedding,
         files=files,
     ).to_bytes()
     if len(manifest) > MAX_MANIFEST_BYTES:

@@ -14,8 +14,8 @@ import math
 from dataclasses import dataclass, replace
 
 from glowplug.spec import Dtype, Quantization
+from snapshot.encoder_config import AnyConfig
 from snapshot.layout import Bits, packed_bytes, tensor_shapes, weight_bits
-from snapshot.model_config import ModelConfig
 
 PAGE_BYTES = 4096
 DTYPE_BYTES: dict[Dtype, int] = {"bfloat16": 2, "float32": 4}
@@ -43,7 +43,7 @@ class WeightsPlan:
 
 
 def plan_weights(
-    config: ModelConfig, dtype: Dtype, quantization: Quantization = "none"
+    config: AnyConfig, dtype: Dtype, quantization: Quantization = "none"
 ) -> WeightsPlan:
     """Lay the sealed tensors of a model out in a file."""
     item_bytes = DTYPE_BYTES[dtype]

@@ -54,6 +54,10 @@ def deploy(
         str | None,
         typer.Option(metavar="SIZE", help="Hot prompt prefixes kept for the next start."),
     ] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(metavar="auto|mean|last|cls", help="Tokens that make an embedding."),
+    ] = None,
     start_timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest wait in the queue and to start.")
     ] = None,
@@ -93,6 +97,7 @@ def deploy(
         kv_cache_bytes=kv_cache,
         speculation=speculation,
         prefix_snapshot_bytes=prefix_snapshot,
+        pooling=pooling,
         start_timeout_s=start_timeout,
         request_timeout_s=request_timeout,
         queue=queue or None,

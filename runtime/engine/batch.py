@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.engine.pooling import pooled_rows
 from runtime.engine.scheduler import Chunk, Plan
 
 
@@ -22,6 +23,14 @@ class Span:
     start: int
     end: int
     context: int
+
+
+@dataclass(slots=True)
+class PooledRows:
+    """The rows that become embeddings; the model leaves what they became."""
+
+    rows: Tensor  # [P] rows of T
+    hidden: Tensor | None = None  # [P, H], after the final norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +44,22 @@ class Batch:
     sequences: Tensor  # [T] which row of `tables` is the token's
     spans: tuple[Span, ...]  # S of them, in order
     logit_rows: Tensor | None  # [R] rows of T; None: all of them
+    pooled: PooledRows | None = None  # of sequences to embed
 
 
 def build_batch(plan: Plan, *, block_size: int, device: str) -> Batch:
     """Lay a plan out for the model."""
     chunks = plan.chunks
-    spans, logit_rows, row = [], [], 0
+    spans, logit_rows, pooled, row = [], [], [], 0
     for chunk in chunks:
         end = row + chunk.count
         spans.append(Span(row, end, chunk.start + chunk.count))
         if chunk.samples:
             logit_rows.append(np.arange(end - 1 - len(chunk.drafts), end))
+        elif (pooling := chunk.sequence.request.pooling) is not None:
+            length = len(chunk.sequence.tokens)
+            rows = pooled_rows(pooling, start=chunk.start, end=chunk.end, length=length)
+            pooled += [row - chunk.start + position for position in rows]
         row = end
     wanted = np.concatenate(logit_rows) if logit_rows else np.empty(0)
     counts = [chunk.count for chunk in chunks]
@@ -60,6 +74,7 @@ def build_batch(plan: Plan, *, block_size: int, device: str) -> Batch:
         **{name: _tensor(values, device=device) for name, values in columns.items()},
         spans=tuple(spans),
         logit_rows=None if len(wanted) == row else _tensor(wanted, device=device),
+        pooled=PooledRows(_tensor(np.asarray(pooled), device=device)) if pooled else None,
     )
 
 

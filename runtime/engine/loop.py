@@ -24,7 +24,8 @@ from runtime.engine.batch import build_batch
 from runtime.engine.blocks import BlockPool
 from runtime.engine.kv_cache import KVCache, bytes_per_block
 from runtime.engine.output import OutputText
-from runtime.engine.request import Delta, FinishReason, GenerationRequest
+from runtime.engine.pooling import NOT_FINITE, is_finite, pool
+from runtime.engine.request import Delta, Embedding, FinishReason, GenerationRequest
 from runtime.engine.sampling import Position, Sampled, sample
 from runtime.engine.scheduler import Chunk, Plan, Scheduler
 from runtime.engine.sequence import Sequence
@@ -226,11 +227,12 @@ class Engine:
                 batch = build_batch(plan, block_size=self._kv.block_size, device=self._model.device)
                 logits = self._model.forward(batch, self._kv)
                 sampled = sample(logits, _positions(plan))
+                embeddings = pool(plan, batch.pooled.hidden if batch.pooled else None)
             except Exception:  # one bad batch must not end the process
                 log.exception("a step of %d sequences failed", len(plan.chunks))
                 self._fail(plan)
                 continue
-            if deltas := self._commit(plan, sampled):
+            if deltas := self._commit(plan, sampled, embeddings):
                 self._emit(deltas)
             if all(chunk.is_decode for chunk in plan.chunks):
                 self._step_cost.observe(rows=len(sampled), ms=(time.perf_counter() - began_s) * 1e3)
@@ -310,7 +312,9 @@ class Engine:
         self._kv.clear(self._scheduler.pool.forget(sequence.blocks))
         self._forget(sequence.id)
 
-    def _commit(self, plan: Plan, sampled: list[Sampled]) -> list[tuple[str, Delta]]:
+    def _commit(
+        self, plan: Plan, sampled: list[Sampled], embeddings: dict[str, Embedding]
+    ) -> list[tuple[str, Delta]]:
         """The only place that advances sequences and frees what is finished."""
         self._steps += 1
         now_s = time.perf_counter()
@@ -319,6 +323,8 @@ class Engine:
             sequence = chunk.sequence
             if not chunk.samples:
                 self._scheduler.commit(chunk)
+                if (embedding := embeddings.get(sequence.id)) is not None:
+                    deltas.append((sequence.id, self._embedded(sequence, embedding, now_s=now_s)))
                 continue
             rows = 1 + len(chunk.drafts)
             kept, error = self._verify(chunk, sampled[row : row + rows])
@@ -333,6 +339,19 @@ class Engine:
                 self._forget(sequence.id)
             deltas.append((sequence.id, delta))
         return deltas
+
+    def _embedded(self, sequence: Sequence, embedding: Embedding, *, now_s: float) -> Delta:
+        """The only delta of a sequence to embed, which is finished with it."""
+        if not is_finite(embedding):
+            self._discard(sequence)
+            return Delta(finish=FinishReason.ERROR, error=NOT_FINITE)
+        self._forget(sequence.id)
+        return Delta(
+            embedding=embedding,
+            finish=FinishReason.STOP,
+            stages_ms=_first_token_stages(sequence, now_s),
+            cached_tokens=sequence.cached,
+        )
 
     def _verify(self, chunk: Chunk, sampled: list[Sampled]) -> tuple[list[Sampled], str | None]:
         """The sampled tokens up to the first that is not its draft; or why there is none."""

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+import numpy as np
+import numpy.typing as npt
+
+from glowplug.spec import PoolingMethod
 from runtime.engine.grammar import Grammar
+
+Embedding = npt.NDArray[np.float32]  # [H], of unit length
 
 
 class FinishReason(StrEnum):
@@ -50,12 +56,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One sequence to generate.
+    """One sequence to generate, or, with `pooling`, to embed.
 
     `choice` tells the n choices of one request apart (seeding). Sequences of different `cache_salt`
     never share cached keys and values; the server sets it, never the caller. With a `grammar` the
     output follows it and ends, by an end-of-sequence or stop token, only where it is complete; it
-    goes with neither `ignore_eos` nor `min_tokens`.
+    goes with neither `ignore_eos` nor `min_tokens`. A request to embed generates nothing
+    (`max_tokens` 0): its only delta has the embedding.
     """
 
     id: str
@@ -64,6 +71,7 @@ class GenerationRequest:
     choice: int = 0
     cache_salt: str = ""
     grammar: Grammar | None = None
+    pooling: PoolingMethod | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +99,4 @@ class Delta:
     error: str | None = None  # for the user, with FinishReason.ERROR
     stages_ms: Mapping[str, float] | None = None  # with the first token: queue, prefill
     cached_tokens: int = 0  # with the first token: prompt tokens found in the prefix cache
+    embedding: Embedding | None = field(default=None, compare=False)  # with the last delta

@@ -152,7 +152,9 @@ class Scheduler:
         """Give a waiting sequence the blocks of its whole prompt; False: they are not there."""
         known = len(sequence.tokens) - 1  # the last token is always run, for its logits
         extend_hashes(sequence, tokens=known, block_size=self.block_size)
-        hashes = sequence.hashes[: known // self.block_size]
+        # What is pooled over all tokens needs the hidden states of all: the cache has none.
+        lookup = sequence.request.pooling in (None, "last")
+        hashes = sequence.hashes[: known // self.block_size] if lookup else []
         cached = self.pool.find(hashes)
         missing = self._blocks_for(len(sequence.tokens)) - len(cached)
         if missing > self.pool.free_after_sharing(cached):
@@ -165,7 +167,7 @@ class Scheduler:
         sequence.computed = (len(cached) + stored) * self.block_size
         sequence.phase = Phase.RUNNING
         self.running.append(sequence)
-        if sequence.generated == 0:
+        if sequence.generated == 0 and lookup:
             sequence.cached = sequence.computed
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += sequence.cached
@@ -184,7 +186,8 @@ class Scheduler:
         start, length = sequence.computed, len(sequence.tokens)
         end = min(length, start + budget)
         drafts = sequence.drafts[: budget - (end - start)] if length - start == 1 else ()
-        return Chunk(sequence, start, end, end == length, drafts)
+        samples = end == length and sequence.request.pooling is None
+        return Chunk(sequence, start, end, samples, drafts)
 
     def _make_room(self, chunk: Chunk) -> Chunk | None:
         """Allocate what the chunk lacks, preempting younger sequences; None: itself preempted.

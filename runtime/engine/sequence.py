@@ -4,6 +4,9 @@ import secrets
 from collections import Counter
 from enum import StrEnum
 
+import numpy as np
+import numpy.typing as npt
+
 from runtime.engine.output import OutputText
 from runtime.engine.request import GenerationRequest
 from runtime.engine.speculation import PromptLookup
@@ -49,6 +52,7 @@ class Sequence:
         self.hashes: list[bytes] = []  # of its full blocks, as far as they are known
         self.drafts: tuple[int, ...] = ()
         self.lookup = PromptLookup(self.tokens)
+        self.pooled: npt.NDArray[np.float64] | None = None  # see pooling.py
         self.output_counts: Counter[int] = Counter()
         seed = params.seed
         self.seed = secrets.randbits(64) if seed is None else seed

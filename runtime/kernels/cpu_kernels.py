@@ -89,8 +89,11 @@ class CpuKernels:
         )
         return q
 
-    def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> int:
+    def begin_step(self) -> None:
         _cpu.set_threads(torch.get_num_threads())  # each step uses as many threads as torch would
+
+    def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> int:
+        self.begin_step()
         return window or 0
 
     def attention(

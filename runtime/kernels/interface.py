@@ -63,6 +63,10 @@ class Kernels(Protocol):
         and v into the cache. Returns q, dtype [T, heads, dim]."""
         ...
 
+    def begin_step(self) -> None:
+        """To call first where a step has no `plan_attention`."""
+        ...
+
     def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> Any:
         """What all layers with this window share in one step; `attention` takes it."""
         ...

@@ -56,6 +56,9 @@ class TorchKernels:
             cache.view(-1, *cache.shape[2:]).index_copy_(0, batch.slots, new)
         return _apply_rope(q, cos, sin).to(qkv.dtype)
 
+    def begin_step(self) -> None:
+        pass
+
     def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> AttentionPlan:
         return AttentionPlan(batch, block_size=block_size, window=window)
 

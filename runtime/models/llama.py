@@ -86,6 +86,8 @@ class Llama:
             gate_up = run.linear(h, layer.gate_up, layer.gate_up_bias)
             run.linear_add(x, run.silu_mul(gate_up), layer.down, layer.down_bias)
 
+        if batch.pooled is not None:
+            batch.pooled.hidden = run.rms_norm(x[batch.pooled.rows], self.norm, eps)
         if batch.logit_rows is not None:
             x = x[batch.logit_rows]
         return run.logits(run.rms_norm(x, self.norm, eps), self.lm_head)

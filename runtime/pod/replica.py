@@ -24,15 +24,17 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
 from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
+from runtime.engine.encoder_loop import EncoderEngine
 from runtime.engine.loop import Engine, EngineLimits
 from runtime.engine.stored_prefixes import FILE as PREFIXES
 from runtime.engine.warmup import warm as warm_engine
-from runtime.models.registry import build_model
+from runtime.models.registry import build_encoder, build_model
 from runtime.pod.program import Settings, Start
 from runtime.server.admission import Admission
 from runtime.server.app import build_app
 from runtime.server.engine_client import EngineClient
 from runtime.server.grammar_compiler import grammar_tokenizer
+from snapshot.encoder_config import EncoderConfig
 from snapshot.manifest import TOKENIZER, read_manifest
 from snapshot.node_cache import NodeCache
 from snapshot.restore import restore
@@ -69,6 +71,8 @@ class ModelProgram:
             self._grammar_tokenizers.pop(oldest, None)
         if self._in_fork_server and snapshot not in self._grammar_tokenizers:
             manifest = read_manifest(self._cache.path(snapshot))
+            if isinstance(manifest.config, EncoderConfig):
+                return  # it generates nothing
             prepared = grammar_tokenizer(
                 tokenizer,
                 eos_token_ids=manifest.generation.eos_token_ids,
@@ -122,7 +126,8 @@ class ModelProgram:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if start.drain.done():
             await _drain(admission, engine, drain_s=start.drain.result())
-            await asyncio.to_thread(self._save_prefixes, engine, start.assignment.snapshot)
+            if isinstance(engine, Engine):
+                await asyncio.to_thread(self._save_prefixes, engine, start.assignment.snapshot)
         sleeping.cancel()
         server.should_exit = True
         await serving
@@ -137,34 +142,43 @@ class ModelProgram:
         admission: Admission,
         on_crash: Callable[[], None],
         on_sleep: Callable[[bool], None],
-    ) -> tuple[Engine, ASGIApp]:
+    ) -> tuple[Engine | EncoderEngine, ASGIApp]:
         """Everything from the snapshot to a running engine and its app; blocks for some ms."""
         watch, assignment = start.stopwatch, start.assignment
         torch.set_num_threads(1)  # small work: several threads would only wait for each other
         restored = restore(self._cache.path(assignment.snapshot))
         watch.lap("map")
-        model = build_model(
-            restored.manifest.config, restored.tensors, max_context=assignment.max_context
-        )
-        watch.lap("bind")
-        tokenizer = self._tokenizer(assignment.snapshot)
-        watch.lap("tokenizer")
-        engine = Engine(
-            model,
-            tokenizer,
-            eos_token_ids=restored.manifest.generation.eos_token_ids,
-            limits=EngineLimits(
-                max_seqs=assignment.max_seqs,
-                kv_cache_bytes=assignment.kv_cache_bytes,
-                speculation=assignment.speculation == "auto",
-                prefix_snapshot_bytes=assignment.prefix_snapshot_bytes,
-                max_context=assignment.max_context,
-            ),
-            emit=client.emit,
-            prefixes=self._cache.path(assignment.snapshot) / PREFIXES,
-            on_crash=on_crash,
-            on_sleep=on_sleep,
-        )
+        config = restored.manifest.config
+        engine: Engine | EncoderEngine
+        if isinstance(config, EncoderConfig):
+            encoder = build_encoder(config, restored.tensors)
+            watch.lap("bind")
+            tokenizer = self._tokenizer(assignment.snapshot)
+            watch.lap("tokenizer")
+            engine = EncoderEngine(
+                encoder, max_context=assignment.max_context, emit=client.emit, on_crash=on_crash
+            )
+        else:
+            model = build_model(config, restored.tensors, max_context=assignment.max_context)
+            watch.lap("bind")
+            tokenizer = self._tokenizer(assignment.snapshot)
+            watch.lap("tokenizer")
+            engine = Engine(
+                model,
+                tokenizer,
+                eos_token_ids=restored.manifest.generation.eos_token_ids,
+                limits=EngineLimits(
+                    max_seqs=assignment.max_seqs,
+                    kv_cache_bytes=assignment.kv_cache_bytes,
+                    speculation=assignment.speculation == "auto",
+                    prefix_snapshot_bytes=assignment.prefix_snapshot_bytes,
+                    max_context=assignment.max_context,
+                ),
+                emit=client.emit,
+                prefixes=self._cache.path(assignment.snapshot) / PREFIXES,
+                on_crash=on_crash,
+                on_sleep=on_sleep,
+            )
         torch.set_num_threads(self._threads)
         engine.start()
         client.connect(engine)
@@ -177,6 +191,7 @@ class ModelProgram:
             revision=assignment.revision,
             admission=admission,
             grammar_tokenizer=self._grammar_tokenizers.get(assignment.snapshot),
+            pooling=assignment.pooling,
         )
         watch.lap("app")
         return engine, app
@@ -206,14 +221,14 @@ class ModelProgram:
         return tokenizer
 
 
-async def _sleep_when_told(told: asyncio.Event, engine: Engine) -> None:
+async def _sleep_when_told(told: asyncio.Event, engine: Engine | EncoderEngine) -> None:
     while True:
         await told.wait()
         told.clear()
         engine.sleep()
 
 
-async def _drain(admission: Admission, engine: Engine, *, drain_s: float) -> None:
+async def _drain(admission: Admission, engine: Engine | EncoderEngine, *, drain_s: float) -> None:
     """Refuse new requests and let those that run finish; over the limit they end with an error."""
     admission.drain()
     with suppress(TimeoutError):

@@ -1,6 +1,7 @@
 """The replica's ASGI application: OpenAI's API for one model, and two probes.
 
     POST /v1/chat/completions, /v1/completions     GET /v1/models, /v1/models/{model}
+    POST /v1/embeddings                            (all that an encoder answers of these)
     POST /tokenize, /detokenize (and under /v1)
     GET /health (the process is fine)              GET /ready (it takes requests)
 
@@ -22,7 +23,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
+from glowplug.spec import Pooling
 from runtime.server.admission import Admission
+from runtime.server.embeddings import Embedder, refuse_generation
 from runtime.server.endpoint import Handle, PostEndpoint
 from runtime.server.engine_client import EngineClient
 from runtime.server.errors import HANDLERS
@@ -33,6 +36,7 @@ from runtime.server.prompt_encoder import PromptEncoder
 from runtime.server.token_text import TokenText
 from runtime.server.tokenize import Answer, answer_json, detokenize, tokenize
 from runtime.server.tool_format import tool_format
+from snapshot.encoder_config import EncoderConfig
 from snapshot.manifest import Manifest
 
 
@@ -45,12 +49,14 @@ def build_app(
     revision: str,
     admission: Admission,
     grammar_tokenizer: LLTokenizer | None = None,
+    pooling: Pooling = "auto",
     max_body_bytes: int | None = None,
 ) -> ASGIApp:
     """The application for a connected engine.
 
     `model_names` are what requests may call the model, the first one being its name.
     Without a `grammar_tokenizer` the first request for structured output makes it.
+    `pooling` "auto" is what the manifest says.
     `max_body_bytes` None takes a limit that no prompt which fits the context can reach.
     """
     max_context, vocab_size = engine.engine.max_context, engine.engine.vocab_size
@@ -75,6 +81,11 @@ def build_app(
         vocab_size=vocab_size,
         created=int(time.time()),
     )
+    form = manifest.embeddings
+    if pooling != "auto":
+        form = form.model_copy(update={"pooling": pooling})
+    embedder = Embedder(model=model, engine=engine, form=form, size=manifest.config.hidden_size)
+    encodes_only = isinstance(manifest.config, EncoderConfig)
     if max_body_bytes is None:
         max_body_bytes = max(4 * 2**20, 64 * max_context)
 
@@ -83,6 +94,8 @@ def build_app(
         return [Route(path, endpoint, methods=["POST"]) for path in paths]
 
     def generates(prepare: Prepare, path: str) -> list[Route]:
+        if encodes_only:
+            return post(refuse_generation, path)
         return post(partial(generate, engine=engine, prepare=partial(prepare, model)), path)
 
     def answers(answer: Answer, *paths: str) -> list[Route]:
@@ -98,9 +111,10 @@ def build_app(
         routes=[
             *generates(prepare_chat, "/v1/chat/completions"),
             *generates(prepare_completion, "/v1/completions"),
+            *post(embedder, "/v1/embeddings"),
             *answers(tokenize, "/tokenize", "/v1/tokenize"),
             *answers(detokenize, "/detokenize", "/v1/detokenize"),
-            *_model_routes(model),
+            *_model_routes(model, tasks=["embed"] if encodes_only else ["generate", "embed"]),
             *_probe_routes(engine, admission),
         ],
         exception_handlers=HANDLERS,
@@ -110,7 +124,7 @@ def build_app(
     return app
 
 
-def _model_routes(model: ServedModel) -> list[Route]:
+def _model_routes(model: ServedModel, *, tasks: list[str]) -> list[Route]:
     def describe(name: str) -> dict[str, Any]:
         return {
             "id": name,
@@ -118,6 +132,7 @@ def _model_routes(model: ServedModel) -> list[Route]:
             "created": model.created,
             "owned_by": "glowplug",
             "max_model_len": model.max_context,  # as vLLM calls it
+            "tasks": tasks,
         }
 
     async def list_models(_request: Request) -> JSONResponse:

@@ -34,7 +34,7 @@ class PromptEncoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(manifest.chat)
-        self._bos = manifest.bos_token_id if manifest.add_bos else None
+        self._before, self._after = manifest.special_tokens
         self._vocab_size = vocab_size
         self._max_context = max_context
         self._max_chars = max(_MAX_CHARS_PER_TOKEN * max_context, _MIN_CHARS_LIMIT)
@@ -96,6 +96,30 @@ class PromptEncoder:
 
         return await self._run(encode, inline=sum(map(len, texts)) <= _INLINE_CHARS)
 
+    async def texts_to_embed(
+        self, inputs: Sequence[str | TokenIds], *, before: TokenIds, after: TokenIds
+    ) -> list[TokenIds]:
+        """Token ids of texts between the tokens that embeddings have around a text; ids are
+        checked and taken as they are.
+
+        Raises: as `plain`.
+        """
+        texts = [text for text in inputs if isinstance(text, str)]
+        if any(len(text) > self._max_chars for text in texts):
+            raise self._too_long("input")
+
+        def encode_one(text: str | TokenIds) -> TokenIds:
+            if isinstance(text, str):
+                plain = self._tokenizer.encode(text, add_special_tokens=False).ids
+                text = (*before, *plain, *after)
+            self._check(text, param="input")
+            return text
+
+        def encode() -> list[TokenIds]:
+            return [encode_one(text) for text in inputs]
+
+        return await self._run(encode, inline=sum(map(len, inputs)) <= _INLINE_CHARS)
+
     def text_of(self, prompt: str | TokenIds) -> str:
         """The prompt as text, for `echo`."""
         if isinstance(prompt, str):
@@ -121,10 +145,11 @@ class PromptEncoder:
             self._check(prompt, param="prompt")
             return prompt
         ids = self._encode(prompt, param="prompt", add_special_tokens=add_special_tokens)
-        # A tokenizer whose own post-processor puts a BOS has put it already.
-        if not add_special_tokens or self._bos is None or ids[0] == self._bos:
+        if not add_special_tokens:
             return ids
-        return (self._bos, *ids)
+        # A tokenizer whose own post-processor puts a BOS has put it already.
+        there = ids[: len(self._before)] == self._before
+        return (*(() if there else self._before), *ids, *self._after)
 
     def _encode(self, text: str, *, param: str, add_special_tokens: bool) -> TokenIds:
         ids = tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)

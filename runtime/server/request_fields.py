@@ -68,7 +68,9 @@ def one_or_many_stops(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def one_or_many_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+def one_or_many_prompts(
+    value: Any, *, most: int = MAX_PROMPTS, noun: str = "prompts"
+) -> tuple[str | tuple[int, ...], ...]:
     """Prompts in any of OpenAI's forms: text, texts, token ids, lists of token ids."""
     prompts = [value] if isinstance(value, str) else value
     if not isinstance(prompts, list):
@@ -76,8 +78,8 @@ def one_or_many_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
     kinds = set(map(type, prompts))
     if kinds == {int}:  # bool is an int by subclass, but not by type
         return (tuple(prompts),)
-    if len(prompts) > MAX_PROMPTS:
-        raise ValueError(f"must have at most {MAX_PROMPTS} prompts")
+    if len(prompts) > most:
+        raise ValueError(f"must have at most {most} {noun}")
     if not prompts or "" in prompts or [] in prompts:
         raise ValueError("must not be empty")
     if kinds == {str}:

@@ -23,6 +23,7 @@ OPTIONS = {
     "--max-context": ("512", "max_context", 512),
     "--speculation": ("off", "speculation", "off"),
     "--prefix-snapshot": ("8MiB", "prefix_snapshot_bytes", 8 * 2**20),
+    "--pooling": ("mean", "pooling", "mean"),
     "--kv-cache": ("64MiB", "kv_cache_bytes", 64 * 2**20),
     "--start-timeout": ("1m", "start_timeout_s", 60.0),
     "--request-timeout": ("2m", "request_timeout_s", 120.0),

@@ -61,7 +61,7 @@ def bounds(info: FieldInfo) -> tuple[Any, Any]:
 def test_limits(field: str) -> None:
     low, high = bounds(spec_fields()[field])
     shown = table_rows()[field][2]
-    if field in ("name", "model", "dtype", "quantization", "speculation"):
+    if field in ("name", "model", "dtype", "quantization", "speculation", "pooling"):
         assert (low, high) == (None, None)
     elif high is None:
         assert value_of(field, shown.removeprefix("from ")) == low
@@ -91,6 +91,7 @@ def test_revision_fields() -> None:
         "kv_cache_bytes": 2**21,
         "speculation": "off",
         "prefix_snapshot_bytes": 0,
+        "pooling": "mean",
         "min_replicas": 1,
         "max_replicas": 2,
         "idle_s": 1,

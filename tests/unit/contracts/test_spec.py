@@ -117,6 +117,7 @@ SERVING = {
     "kv_cache_bytes": 2**21,
     "speculation": "off",
     "prefix_snapshot_bytes": 0,
+    "pooling": "mean",
 }
 SCALING = {
     "min_replicas": 1,

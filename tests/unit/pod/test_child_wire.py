@@ -31,6 +31,7 @@ assignments = st.builds(
     max_seqs=st.integers(min_value=1),
     kv_cache_bytes=st.integers(min_value=1),
     speculation=st.sampled_from(["auto", "off"]),
+    pooling=st.sampled_from(["auto", "mean"]),
 )
 messages = st.one_of(
     st.builds(Imported, imports_ms=milliseconds),

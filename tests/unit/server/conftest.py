@@ -18,7 +18,8 @@ from runtime.server.admission import Admission
 from runtime.server.app import build_app
 from runtime.server.engine_client import EngineClient
 from runtime.server.engine_port import Emit
-from snapshot.manifest import ChatFormat, GenerationDefaults, Manifest
+from snapshot.encoder_config import AnyConfig
+from snapshot.manifest import ChatFormat, EmbeddingFormat, GenerationDefaults, Manifest
 from snapshot.model_config import ModelConfig
 
 CHATML = (
@@ -124,6 +125,9 @@ class Settings:
         default_factory=lambda: GenerationDefaults(eos_token_ids=(1,))
     )
     add_bos: bool = False
+    embedding: EmbeddingFormat | None = None
+    pooling: str = "auto"
+    config: AnyConfig | None = None
     tokenizer: Tokenizer | None = None
     max_body_bytes: int | None = None
     max_running: int = 1024
@@ -154,7 +158,8 @@ def make_manifest(settings: Settings, vocab_size: int) -> Manifest:
     return Manifest(
         source="test",
         dtype="float32",
-        config=ModelConfig(
+        config=settings.config
+        or ModelConfig(
             family="llama",
             vocab_size=vocab_size,
             hidden_size=8,
@@ -172,6 +177,7 @@ def make_manifest(settings: Settings, vocab_size: int) -> Manifest:
         bos_token_id=0,
         generation=settings.generation,
         chat=settings.chat,
+        embedding=settings.embedding,
         files={},
     )
 
@@ -207,6 +213,7 @@ def replica(tiny_tokenizer):
             revision="0123456789",
             admission=admission,
             max_body_bytes=settings.max_body_bytes,
+            pooling=settings.pooling,
         )
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://replica") as http:
