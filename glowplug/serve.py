@@ -86,7 +86,12 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
         await fleet.start()
         parts.push_async_callback(fleet.close)
 
-        scaler = Scaler(registry=registry, fleet=fleet, sealer=ProcessSealer(cache))
+        scaler = Scaler(
+            registry=registry,
+            fleet=fleet,
+            sealer=ProcessSealer(cache),
+            standbys=lambda: fleet.standbys,
+        )
         await scaler.start()
         parts.push_async_callback(scaler.stop)
 
@@ -97,6 +102,7 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             keys=keys,
             limits=Limits(),
             public_url=settings.public_url,
+            metrics=[scaler.metrics.text, fleet.series.text],
         )
         server = _Server(
             uvicorn.Config(

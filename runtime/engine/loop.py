@@ -30,6 +30,7 @@ from runtime.engine.sampling import Position, Sampled, sample
 from runtime.engine.scheduler import Chunk, Plan, Scheduler
 from runtime.engine.sequence import Sequence
 from runtime.engine.speculation import MAX_DRAFTS, StepCost, worthwhile
+from runtime.engine.step_sizes import StepSizes
 from runtime.engine.stored_prefixes import StoredPrefixes
 from runtime.kernels import kernels_for
 from runtime.models.registry import Model
@@ -72,6 +73,8 @@ class EngineStats:
     prefix_hits: int  # and found
     drafts_proposed: tuple[int, ...]  # by position in the proposal
     drafts_accepted: tuple[int, ...]
+    step_tokens: int  # run in all steps, drafts too
+    step_sizes: tuple[int, ...]  # steps by their tokens; see step_sizes.py
 
 
 class Engine:
@@ -150,6 +153,7 @@ class Engine:
         self._steps = 0
         self._speculation = limits.speculation
         self._step_cost = StepCost()
+        self._step_sizes = StepSizes()
         self._proposed = [0] * MAX_DRAFTS
         self._accepted = [0] * MAX_DRAFTS
 
@@ -198,6 +202,8 @@ class Engine:
             prefix_hits=scheduler.prefix_hits,
             drafts_proposed=tuple(self._proposed),
             drafts_accepted=tuple(self._accepted),
+            step_tokens=self._step_sizes.tokens,
+            step_sizes=tuple(self._step_sizes.counts),
         )
 
     # The loop -----------------------------------------------------------------------------------
@@ -317,6 +323,7 @@ class Engine:
     ) -> list[tuple[str, Delta]]:
         """The only place that advances sequences and frees what is finished."""
         self._steps += 1
+        self._step_sizes.add(sum(chunk.count for chunk in plan.chunks))
         now_s = time.perf_counter()
         deltas, row = [], 0
         for chunk in plan.chunks:

@@ -1,8 +1,8 @@
 """How the processes inside a pod talk: one JSON object a packet over SOCK_SEQPACKET socket pairs.
 
     supervisor ⇄ fork server   Imported, Fork, Expect
-    supervisor ⇄ child         Forked, StandbyReady, Expect, Take, Serving, Sleep, Slept, Drain,
-                               Failed
+    supervisor ⇄ child         Forked, StandbyReady, Expect, Take, Serving, Measured, Sleep, Slept,
+                               Drain, Failed
 
 A child writes to the supervisor directly from its first moment; the fork server is not between
 them. Descriptors travel beside the packet that names them (SCM_RIGHTS). The end of a child's socket
@@ -83,6 +83,14 @@ class Slept:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Replica → supervisor: its metrics in Prometheus' text format, all of them each time; sent
+    after changes, and a last time before a drained replica ends."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Drain:
     """Supervisor → replica: no new requests; finish within `drain_s`, then end."""
 
@@ -104,6 +112,7 @@ Message = (
     | Expect
     | Take
     | Serving
+    | Measured
     | Sleep
     | Slept
     | Drain

@@ -34,6 +34,7 @@ class Start:
     ready: Callable[[], None]  # to call once, when requests are answered
     sleep: asyncio.Event  # set whenever the replica is to sleep, if it is idle; clear it then
     slept: Callable[[bool], None]  # to call, on the loop, when it has fallen asleep or woken up
+    measured: Callable[[str], None]  # takes its metrics as Prometheus' text, after changes
     drain: asyncio.Future[float]  # resolves to drain_s: take no new request, finish, return
 
 

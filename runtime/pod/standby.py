@@ -27,6 +27,7 @@ from runtime.pod.child_wire import (
     Expect,
     Failed,
     Forked,
+    Measured,
     Serving,
     Sleep,
     Slept,
@@ -118,6 +119,10 @@ def _become_replica(
     stopwatch = Stopwatch()
     stopwatch.stages["handover"] = (time.monotonic() - take.sent_s) * 1e3
 
+    def measured(text: str) -> None:
+        with suppress(OSError):  # a supervisor too busy to read gets the next one
+            child_wire.send(control, Measured(text=text))
+
     async def serve() -> None:
         drain: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         sleep = asyncio.Event()
@@ -132,6 +137,7 @@ def _become_replica(
                 ),
                 sleep=sleep,
                 slept=lambda asleep: child_wire.send(control, Slept(asleep=asleep)),
+                measured=measured,
                 drain=drain,
             )
         )

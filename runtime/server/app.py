@@ -4,6 +4,7 @@
     POST /v1/embeddings                            (all that an encoder answers of these)
     POST /tokenize, /detokenize (and under /v1)
     GET /health (the process is fine)              GET /ready (it takes requests)
+    GET /metrics (Prometheus' text)
 
 The pod makes it once the engine is connected, and runs it under uvicorn on the same event loop as
 the EngineClient. Middleware is plain ASGI: a disconnect reaches the endpoints as it happens.
@@ -18,11 +19,12 @@ from typing import Any
 from llguidance import LLTokenizer
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
+from glowplug.metrics import CONTENT_TYPE, MetricsText
 from glowplug.spec import Pooling
 from runtime.server.admission import Admission
 from runtime.server.embeddings import Embedder, refuse_generation
@@ -51,6 +53,7 @@ def build_app(
     grammar_tokenizer: LLTokenizer | None = None,
     pooling: Pooling = "auto",
     max_body_bytes: int | None = None,
+    metrics: MetricsText = lambda: "",
 ) -> ASGIApp:
     """The application for a connected engine.
 
@@ -116,6 +119,7 @@ def build_app(
             *answers(detokenize, "/detokenize", "/v1/detokenize"),
             *_model_routes(model, tasks=["embed"] if encodes_only else ["generate", "embed"]),
             *_probe_routes(engine, admission),
+            Route("/metrics", _Metrics(metrics).get),
         ],
         exception_handlers=HANDLERS,
         lifespan=lifespan,
@@ -144,6 +148,16 @@ def _model_routes(model: ServedModel, *, tasks: list[str]) -> list[Route]:
         return JSONResponse(describe(name))
 
     return [Route("/v1/models", list_models), Route("/v1/models/{model:path}", get_model)]
+
+
+class _Metrics:
+    """GET /metrics."""
+
+    def __init__(self, text: MetricsText) -> None:
+        self._text = text
+
+    async def get(self, _request: Request) -> Response:
+        return Response(self._text(), media_type=CONTENT_TYPE)
 
 
 def _probe_routes(engine: EngineClient, admission: Admission) -> list[Route]:
