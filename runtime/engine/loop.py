@@ -25,6 +25,7 @@ from runtime.engine.blocks import BlockPool
 from runtime.engine.kv_cache import KVCache, bytes_per_block
 from runtime.engine.output import OutputText
 from runtime.engine.pooling import NOT_FINITE, is_finite, pool
+from runtime.engine.prompt_logprobs import score_prompts, scored_tokens_limit
 from runtime.engine.request import Delta, Embedding, FinishReason, GenerationRequest
 from runtime.engine.sampling import Position, Sampled, sample
 from runtime.engine.scheduler import Chunk, Plan, Scheduler
@@ -140,6 +141,7 @@ class Engine:
             max_seqs=limits.max_seqs,
             max_batch_tokens=limits.max_batch_tokens,
             prefixes=self._prefixes,
+            max_scored_tokens=scored_tokens_limit(model.config.vocab_size),
         )
         self.max_context = min(
             limits.max_context or model.config.max_positions,
@@ -232,7 +234,7 @@ class Engine:
             try:
                 batch = build_batch(plan, block_size=self._kv.block_size, device=self._model.device)
                 logits = self._model.forward(batch, self._kv)
-                sampled = sample(logits, _positions(plan))
+                sampled = sample(score_prompts(plan, logits), _positions(plan))
                 embeddings = pool(plan, batch.pooled.hidden if batch.pooled else None)
             except Exception:  # one bad batch must not end the process
                 log.exception("a step of %d sequences failed", len(plan.chunks))
@@ -379,8 +381,9 @@ class Engine:
         the client."""
         stages_ms = _first_token_stages(sequence, now_s) if sequence.generated == 0 else None
         text, tokens, logprobs = "", [], []
-        finish: FinishReason | None = None
-        for one in sampled:
+        params = sequence.request.params
+        finish = None if params.max_tokens else FinishReason.LENGTH
+        for one in sampled if params.max_tokens else ():
             sequence.append(one.token)
             tokens.append(one.token)
             if one.logprob:
@@ -396,6 +399,9 @@ class Engine:
             finish=finish,
             stages_ms=stages_ms,
             cached_tokens=sequence.cached if stages_ms else 0,
+            prompt_logprobs=tuple(sequence.prompt_logprobs)
+            if stages_ms and params.prompt_logprobs is not None
+            else None,
         )
 
     def _text_of(self, sequence: Sequence, token: int) -> tuple[str, FinishReason | None]:

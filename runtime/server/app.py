@@ -35,6 +35,7 @@ from runtime.server.generate import generate
 from runtime.server.grammar_compiler import GrammarCompiler
 from runtime.server.prepare import Prepare, ServedModel, prepare_chat, prepare_completion
 from runtime.server.prompt_encoder import PromptEncoder
+from runtime.server.reasoning import reasoning_of
 from runtime.server.token_text import TokenText
 from runtime.server.tokenize import Answer, answer_json, detokenize, tokenize
 from runtime.server.tool_format import tool_format
@@ -78,6 +79,7 @@ def build_app(
         encoder=encoder,
         grammars=grammars,
         tool_format=tool_format(manifest.chat.template),
+        reasoning=reasoning_of(manifest.chat.template, tokenizer),
         token_text=TokenText(tokenizer),
         defaults=manifest.generation,
         max_context=max_context,

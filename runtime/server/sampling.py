@@ -39,6 +39,7 @@ def sampling_params(
         ignore_eos=bool(request.ignore_eos),
         min_tokens=request.min_tokens or 0,
         logprobs=request.alternatives,
+        prompt_logprobs=request.prompt_alternatives,
     )
 
 
