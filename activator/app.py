@@ -90,7 +90,7 @@ def build_app(
     counts = FrontDoorMetrics(lanes.demands)
     lanes.on_close = counts.forget
     proxy = Proxy(functions=functions, lanes=lanes, upstream=upstream, limits=limits)
-    models = Models(registry=registry, functions=functions)
+    models = Models(registry=registry, functions=functions, endpoints=endpoints)
     control = Control(registry=registry, endpoints=endpoints, limits=limits, public_url=public_url)
     router = Router(
         [

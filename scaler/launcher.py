@@ -224,6 +224,7 @@ class Launcher:
         if tracked is not None:
             self._metrics.started(replica, took_s=took_s)
             tracked.last_start_ms = replica.stages_ms
+            tracked.context = (replica.revision, replica.max_context)
             if replica.revision == tracked.revision:
                 tracked.breaker = tracked.breaker.became_ready()
 

@@ -61,7 +61,7 @@ def function_panel(function: "Json") -> Panel:
         ("model", escape(spec["model"])),
         ("revision", f"{function['revision']}, generation {function['generation']}"),
         ("snapshot", function["snapshot"] or "–"),
-        ("limits", _limits(spec)),
+        ("limits", _limits(function)),
         ("invoke URL", function["invoke_url"]),
         ("OpenAI base URL", function["openai_base_url"]),
     ):
@@ -148,8 +148,9 @@ def _stage_table(title: str, stages_ms: "Mapping[str, float]") -> Table:
     return table
 
 
-def _limits(spec: "Json") -> str:
-    context = spec["max_context"] or "the model's"
+def _limits(function: "Json") -> str:
+    spec = function["spec"]
+    context = function["max_context"] or spec["max_context"] or "the model's"
     return (
         f"{spec['min_replicas']} to {spec['max_replicas']} replicas, "
         f"idle after {spec['idle_s']:g} s, {spec['max_seqs']} sequences, context {context}, "

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from glowplug.errors import UnsupportedModel
 from runtime.engine.batch import build_batch
 from runtime.engine.blocks import BlockPool
+from runtime.engine.context import context_limit
 from runtime.engine.kv_cache import KVCache, bytes_per_block
 from runtime.engine.output import OutputText
 from runtime.engine.pooling import NOT_FINITE, is_finite, pool
@@ -143,10 +144,10 @@ class Engine:
             prefixes=self._prefixes,
             max_scored_tokens=scored_tokens_limit(model.config.vocab_size),
         )
-        self.max_context = min(
-            limits.max_context or model.config.max_positions,
-            model.config.max_positions,
-            blocks * limits.block_size,
+        self.max_context, self.context_note = context_limit(
+            model=model.config.max_positions,
+            asked=limits.max_context,
+            held=blocks * limits.block_size,
         )
         self.vocab_size = model.config.vocab_size
         self._sequences: dict[str, Sequence] = {}

@@ -67,6 +67,7 @@ class Serving:
     """Replica → supervisor: it answers requests. `stages_ms`: where its start's time went."""
 
     stages_ms: dict[str, float] = field(default_factory=dict)
+    max_context: int | None = None
     sent_s: float
 
 

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 import uvicorn
 import uvicorn.lifespan.off
-import uvicorn.protocols.http.httptools_impl  # what uvicorn would import when it starts
 from llguidance import LLTokenizer
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
 from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
+from glowplug.http_protocol import JsonErrorProtocol
 from runtime.engine.encoder_loop import EncoderEngine
 from runtime.engine.loop import Engine, EngineLimits
 from runtime.engine.stored_prefixes import FILE as PREFIXES
@@ -114,7 +114,7 @@ class ModelProgram:
 
         def accepting() -> None:
             start.stopwatch.lap("server")
-            start.ready()
+            start.ready(max_context=engine.max_context)
 
         def on_sleep(asleep: bool) -> None:
             loop.call_soon_threadsafe(start.slept, asleep)
@@ -209,6 +209,7 @@ class ModelProgram:
             revision=assignment.revision,
             admission=admission,
             metrics=metrics.text,
+            context_note=engine.context_note,
             grammar_tokenizer=self._grammar_tokenizers.get(assignment.snapshot),
             pooling=assignment.pooling,
         )
@@ -267,7 +268,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=JsonErrorProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

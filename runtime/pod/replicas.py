@@ -171,6 +171,7 @@ class Replicas:
             live.replica,
             state=ReplicaState.READY,
             ready_s=now_s,
+            max_context=started.max_context,
             stages_ms={
                 **live.replica.stages_ms,
                 **started.stages_ms,

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
+from glowplug.contracts import MAX_BODY_BYTES
 from glowplug.metrics import CONTENT_TYPE, MetricsText
 from glowplug.spec import Pooling
 from runtime.server.admission import Admission
@@ -55,17 +56,23 @@ def build_app(
     pooling: Pooling = "auto",
     max_body_bytes: int | None = None,
     metrics: MetricsText = lambda: "",
+    context_note: str = "",
 ) -> ASGIApp:
     """The application for a connected engine.
 
     `model_names` are what requests may call the model, the first one being its name.
     Without a `grammar_tokenizer` the first request for structured output makes it.
     `pooling` "auto" is what the manifest says.
-    `max_body_bytes` None takes a limit that no prompt which fits the context can reach.
+    `max_body_bytes` None takes the front door's limit. `context_note` is added to what those are
+    told whose prompt is too long.
     """
     max_context, vocab_size = engine.engine.max_context, engine.engine.vocab_size
     encoder = PromptEncoder(
-        tokenizer=tokenizer, manifest=manifest, max_context=max_context, vocab_size=vocab_size
+        tokenizer=tokenizer,
+        manifest=manifest,
+        max_context=max_context,
+        context_note=context_note,
+        vocab_size=vocab_size,
     )
     grammars = GrammarCompiler(
         tokenizer,
@@ -83,6 +90,7 @@ def build_app(
         token_text=TokenText(tokenizer),
         defaults=manifest.generation,
         max_context=max_context,
+        context_note=context_note,
         vocab_size=vocab_size,
         created=int(time.time()),
     )
@@ -92,7 +100,7 @@ def build_app(
     embedder = Embedder(model=model, engine=engine, form=form, size=manifest.config.hidden_size)
     encodes_only = isinstance(manifest.config, EncoderConfig)
     if max_body_bytes is None:
-        max_body_bytes = max(4 * 2**20, 64 * max_context)
+        max_body_bytes = MAX_BODY_BYTES
 
     def post(handle: Handle, *paths: str) -> list[Route]:
         endpoint = PostEndpoint(admission=admission, handle=handle, max_body_bytes=max_body_bytes)

@@ -60,6 +60,7 @@ class ServedModel:
     token_text: TokenText
     defaults: GenerationDefaults
     max_context: int
+    context_note: str  # why it is not the model's own, and what to do; may be empty
     vocab_size: int
     created: int  # Unix time
 
@@ -254,7 +255,10 @@ def _sequences(
         params = sampling_params(
             request,
             max_tokens=output_budget(
-                request, prompt_tokens=len(prompt), max_context=model.max_context
+                request,
+                prompt_tokens=len(prompt),
+                max_context=model.max_context,
+                context_note=model.context_note,
             ),
             defaults=model.defaults,
             vocab_size=model.vocab_size,

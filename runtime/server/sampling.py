@@ -44,7 +44,11 @@ def sampling_params(
 
 
 def output_budget(
-    request: ChatCompletionRequest | CompletionRequest, *, prompt_tokens: int, max_context: int
+    request: ChatCompletionRequest | CompletionRequest,
+    *,
+    prompt_tokens: int,
+    max_context: int,
+    context_note: str = "",
 ) -> int:
     """How many tokens to generate at most: the request's limit, or the endpoint's default.
 
@@ -73,7 +77,7 @@ def output_budget(
             f"{total} ({prompt_tokens} in your prompt; {output} for the completion). Please reduce "
             "your prompt; or completion length."
         )
-    raise ContextLengthExceeded(message, param=param, code="context_length_exceeded")
+    raise ContextLengthExceeded(message + context_note, param=param, code="context_length_exceeded")
 
 
 def _first(*values: float | None) -> float:
