@@ -23,7 +23,7 @@ def test_the_context_that_the_cache_holds(
         shown = {model["id"]: model.get("max_model_len") for model in models}
         assert shown["cramped"] == HELD
         assert run(["describe", "cramped", "--endpoint", server.endpoint]) == 0
-        assert f"context {HELD}" in " ".join(capsys.readouterr().out.split())
+        assert f"context {HELD} tokens" in " ".join(capsys.readouterr().out.split())
 
         long = [{"role": "user", "content": "word " * 300}]
         with pytest.raises(InvalidRequest) as caught, client.chat("cramped", long) as answer:
