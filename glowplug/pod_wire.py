@@ -74,14 +74,7 @@ class StandbysChanged:
 
 
 Message = (
-    Assign
-    | Sleep
-    | Release
-    | Prefetch
-    | Hello
-    | ReplicaChanged
-    | ReplicaMeasured
-    | StandbysChanged
+    Assign | Sleep | Release | Prefetch | Hello | ReplicaChanged | ReplicaMeasured | StandbysChanged
 )
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 

@@ -199,7 +199,8 @@ class ModelProgram:
         torch.set_num_threads(self._threads)
         engine.start()
         client.connect(engine)
-        metrics.connect(engine.stats)
+        if isinstance(engine, Engine):  # an encoder has no cache, no drafts, no steps to count
+            metrics.connect(engine.stats)
         watch.lap("engine")
         app = build_app(
             engine=client,
@@ -209,7 +210,7 @@ class ModelProgram:
             revision=assignment.revision,
             admission=admission,
             metrics=metrics.text,
-            context_note=engine.context_note,
+            context_note=engine.context_note if isinstance(engine, Engine) else "",
             grammar_tokenizer=self._grammar_tokenizers.get(assignment.snapshot),
             pooling=assignment.pooling,
         )

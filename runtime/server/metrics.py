@@ -144,7 +144,8 @@ class ReplicaMetrics:
         else:
             self._finished[finish].inc()
             self._e2e.observe(max(0.0, at_s - running.submitted_s))
-            self._decode.observe(at_s - running.first_s)
+            if running.first_s:  # else it had no token: an embedding
+                self._decode.observe(at_s - running.first_s)
 
     def _counter(self, name: str, text: str) -> Counter:
         metric = Counter(f"glowplug_{name}", text, _LABELS, registry=self.registry)
