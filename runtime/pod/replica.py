@@ -141,6 +141,7 @@ class ModelProgram:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if start.drain.done():
             await _drain(admission, engine, drain_s=start.drain.result())
+            measuring.flush()  # before what may take long
             if isinstance(engine, Engine):
                 await asyncio.to_thread(self._save_prefixes, engine, start.assignment.snapshot)
         sleeping.cancel()
