@@ -45,6 +45,7 @@ def represent(
         "in_flight": status.in_flight if status else 0,
         "queued": status.queued if status else 0,
         "last_start_ms": dict(status.last_start_ms) if status else {},
+        "max_context": status.max_context if status else None,
         "invoke_url": invoke_url,
         "openai_base_url": f"{invoke_url}/v1",
         "created": function.created_s,

@@ -17,6 +17,10 @@ from glowplug.spec import FunctionSpec, Pooling, Speculation
 # replica keeps between requests (the prefix cache) it keeps apart by this.
 TENANT_HEADER = "x-glowplug-tenant"
 
+# What the front door and the replicas take of one request; a prompt of a million tokens is about
+# 5 MiB.
+MAX_BODY_BYTES = 32 * 2**20
+
 
 class FunctionState(StrEnum):
     """What a function is doing, as users see it."""
@@ -87,6 +91,7 @@ class Replica:
     capacity: int  # sequences at once
     start_kind: StartKind
     stages_ms: Mapping[str, float] = field(default_factory=dict)  # of its start, once ready
+    max_context: int | None = None  # tokens of one sequence, once ready
     reason: str | None = None  # why it is gone
     pid: int | None = None
     asleep: bool = False  # ready, without its KV memory; the next request wakes it
@@ -227,3 +232,4 @@ class FunctionStatus:
     in_flight: int
     queued: int
     last_start_ms: Mapping[str, float]  # stages of the last start
+    max_context: int | None = None  # tokens that its last replica took of one sequence

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import resource
 import signal
 import socket
@@ -27,6 +28,7 @@ from activator.limits import Limits
 from glowplug.contracts import Registry
 from glowplug.data_folder import DataFolder
 from glowplug.errors import GlowplugError, NotFound
+from glowplug.http_protocol import JsonErrorProtocol
 from glowplug.keys_file import read_keys
 from scaler.app import Scaler
 from scaler.fleets.local import LocalFleet
@@ -86,7 +88,12 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
         await fleet.start()
         parts.push_async_callback(fleet.close)
 
-        scaler = Scaler(registry=registry, fleet=fleet, sealer=ProcessSealer(cache))
+        scaler = Scaler(
+            registry=registry,
+            fleet=fleet,
+            sealer=ProcessSealer(cache),
+            standbys=lambda: fleet.standbys,
+        )
         await scaler.start()
         parts.push_async_callback(scaler.stop)
 
@@ -95,13 +102,15 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             endpoints=scaler.endpoints,
             demand=scaler.demand,
             keys=keys,
-            limits=Limits(),
+            limits=Limits(max_replicas=_max_replicas()),
             public_url=settings.public_url,
+            metrics=[scaler.metrics.text, fleet.series.text],
         )
+        parts.push_async_callback(app.stop)  # where a second signal has ended the server before
         server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=JsonErrorProtocol,
                 ws="none",
                 log_config=None,
                 log_level="warning",
@@ -111,6 +120,11 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             )
         )
         await server.serve(sockets=[listener])
+
+
+def _max_replicas() -> int:
+    """Each computes on all cores: several to a core only wait for each other."""
+    return max(8, 4 * len(os.sched_getaffinity(0)))
 
 
 def _pod_command(settings: ServeSettings, data: DataFolder) -> list[str]:

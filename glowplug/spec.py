@@ -6,6 +6,7 @@ names the field and the fix.
 
 import hashlib
 import json
+import math
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -30,8 +31,10 @@ def parse_duration(value: object) -> object:
     """Seconds from "1h30m", "45s" or a number; anything else is left for pydantic to refuse.
 
     Raises:
-        ValueError: a string that is not a duration.
+        ValueError: a string that is not a duration, or a number that is not finite.
     """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a duration; write for example 30s, 5m or 1h30m")
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -81,7 +84,7 @@ class FunctionSpec(BaseModel):
 
     name: str = Field(pattern=_NAME, description="DNS label; part of the invoke URL")
     model: str = Field(
-        min_length=1,
+        pattern=r"\S",
         max_length=4096,
         description="a folder, a .gguf file, or package://PACKAGE/FILE.gguf",
     )
@@ -189,6 +192,8 @@ def parse_spec(data: Any) -> FunctionSpec:
                 "use lower-case letters, digits and '-', starting and ending with a letter or "
                 "digit, 63 characters at most"
             )
+        elif field == "model" and first["type"] == "string_pattern_mismatch":
+            message = "is empty; name a folder, a .gguf file, or package://PACKAGE/FILE.gguf"
         if not field:  # a model validator's message names its field itself
             field, _, message = message.partition(": ")
         raise InvalidSpec(f"{field}: {message}", param=field, code="invalid_spec") from None

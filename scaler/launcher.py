@@ -14,6 +14,7 @@ from typing import Any
 from glowplug.contracts import Assignment, Fleet, Replica, ReplicaState
 from glowplug.errors import GlowplugError
 from glowplug.spec import FunctionSpec
+from scaler.metrics import ScalerMetrics
 from scaler.state import Entry, State, Tracked
 
 # For replicas whose function was deleted before this scaler started: its own limit is not known.
@@ -30,6 +31,7 @@ class Launcher:
         *,
         fleet: Fleet,
         state: State,
+        metrics: ScalerMetrics,
         changed: Callable[[str], None],
         now: Callable[[], float],
         retry_s: float,
@@ -38,6 +40,7 @@ class Launcher:
         after the fleet could not be followed."""
         self._fleet = fleet
         self._state = state
+        self._metrics = metrics
         self._changed = changed
         self._now = now
         self._retry_s = retry_s
@@ -219,7 +222,9 @@ class Launcher:
         _log.info("%s: replica %s is ready after %.3f s", replica.function, replica.id, took_s)
         tracked = self._state.functions.get(replica.function)
         if tracked is not None:
+            self._metrics.started(replica, took_s=took_s)
             tracked.last_start_ms = replica.stages_ms
+            tracked.context = (replica.revision, replica.max_context)
             if replica.revision == tracked.revision:
                 tracked.breaker = tracked.breaker.became_ready()
 
@@ -243,6 +248,8 @@ class Launcher:
     def _start_failed(self, replica: Replica, cause: str) -> None:
         now_s = self._now()
         tracked = self._state.functions.get(replica.function)
+        if tracked is not None:
+            self._metrics.start_failed(replica.function)
         if tracked is not None and replica.revision == tracked.revision:
             tracked.breaker = tracked.breaker.start_failed(now_s, cause)
             _log.warning(

@@ -19,6 +19,7 @@ from scaler.breaker import Breaker
 from scaler.demand import DemandTable
 from scaler.endpoints import ScalerEndpoints
 from scaler.launcher import Launcher
+from scaler.metrics import ScalerMetrics
 from scaler.plan import Demand, Policy, plan
 from scaler.sealing import Sealing
 from scaler.state import State, Tracked
@@ -38,6 +39,7 @@ class Reconciler:
         state: State,
         demand: DemandTable,
         endpoints: ScalerEndpoints,
+        metrics: ScalerMetrics,
         policy: Policy,
         now: Callable[[], float],
         tick_s: float,
@@ -48,12 +50,18 @@ class Reconciler:
         self._state = state
         self._demand = demand
         self._endpoints = endpoints
+        self._metrics = metrics
         self._policy = policy
         self._now = now
         self._tick_s = tick_s
         self._retry_s = retry_s
         self._launcher = Launcher(
-            fleet=fleet, state=state, changed=self._changed, now=now, retry_s=retry_s
+            fleet=fleet,
+            state=state,
+            metrics=metrics,
+            changed=self._changed,
+            now=now,
+            retry_s=retry_s,
         )
         self._sealing = Sealing(
             sealer=sealer,
@@ -222,6 +230,7 @@ class Reconciler:
             self._release_all(name)  # while its drain limit is known
             del known[name]
             self._demand.forget(name)
+            self._metrics.forget(name)
             self._endpoints.refresh(name)
         self._sealing.ensure(functions)
         self._functions_known.set()

@@ -30,4 +30,6 @@ DEFAULT_DATA = Path("~/.local/share/glowplug")
 
 def absolute_source(source: str) -> str:
     """A model source as the server must see it: a path absolute, what has a scheme as it is."""
+    if not source.strip():
+        raise typer.BadParameter("the model's source is empty; name a folder or a .gguf file")
     return source if "://" in source else str(Path(source).expanduser().absolute())

@@ -1,12 +1,16 @@
 """`glowplug serve`: run Glowplug on this machine."""
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from glowplug.cli.options import DEFAULT_DATA, DataDir
+
+_URL = re.compile(r"[\x21-\x7e]{1,2048}")
 
 
 class LogLevel(StrEnum):
@@ -16,6 +20,23 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+def _checked_url(text: str | None) -> str | None:
+    """Raises BadParameter for what no client could call."""
+    if text is None:
+        return None
+    try:
+        url = urlsplit(text)
+        usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        usable = False
+    if not usable or url.query or url.fragment or url.username or not _URL.fullmatch(text):
+        raise typer.BadParameter(
+            f"{text[:100]!r} is not a URL that clients can call; write for example "
+            "https://models.example.com"
+        )
+    return text
 
 
 def serve(
@@ -32,7 +53,8 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="API keys; without, anybody may call.")
     ] = None,
     public_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="How clients reach this server.")
+        str | None,
+        typer.Option(metavar="URL", help="How clients reach this server.", callback=_checked_url),
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="What to log.")] = LogLevel.INFO,
 ) -> None:

@@ -61,6 +61,7 @@ def function_panel(function: "Json") -> Panel:
         ("model", escape(spec["model"])),
         ("revision", f"{function['revision']}, generation {function['generation']}"),
         ("snapshot", function["snapshot"] or "–"),
+        ("context", _context(function)),
         ("limits", _limits(spec)),
         ("invoke URL", function["invoke_url"]),
         ("OpenAI base URL", function["openai_base_url"]),
@@ -148,11 +149,18 @@ def _stage_table(title: str, stages_ms: "Mapping[str, float]") -> Table:
     return table
 
 
+def _context(function: "Json") -> str:
+    """What a replica has said, else what is known before the first start."""
+    if tokens := function["max_context"]:
+        return f"{tokens} tokens"
+    asked = function["spec"]["max_context"]
+    return f"{asked} tokens at most" if asked else "the model's; known after the first start"
+
+
 def _limits(spec: "Json") -> str:
-    context = spec["max_context"] or "the model's"
     return (
         f"{spec['min_replicas']} to {spec['max_replicas']} replicas, "
-        f"idle after {spec['idle_s']:g} s, {spec['max_seqs']} sequences, context {context}, "
+        f"idle after {spec['idle_s']:g} s, {spec['max_seqs']} sequences, "
         f"{spec['queue']['max_requests']} queued, start {spec['start_timeout_s']:g} s, "
         f"request {spec['request_timeout_s']:g} s"
     )

@@ -54,6 +54,8 @@ def build_batch(plan: Plan, *, block_size: int, device: str) -> Batch:
     for chunk in chunks:
         end = row + chunk.count
         spans.append(Span(row, end, chunk.start + chunk.count))
+        if scored := chunk.scored:
+            logit_rows.append(np.asarray(scored) - chunk.start + row)
         if chunk.samples:
             logit_rows.append(np.arange(end - 1 - len(chunk.drafts), end))
         elif (pooling := chunk.sequence.request.pooling) is not None:

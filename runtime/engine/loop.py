@@ -22,14 +22,17 @@ from tokenizers import Tokenizer
 from glowplug.errors import UnsupportedModel
 from runtime.engine.batch import build_batch
 from runtime.engine.blocks import BlockPool
+from runtime.engine.context import context_limit
 from runtime.engine.kv_cache import KVCache, bytes_per_block
 from runtime.engine.output import OutputText
 from runtime.engine.pooling import NOT_FINITE, is_finite, pool
+from runtime.engine.prompt_logprobs import score_prompts, scored_tokens_limit
 from runtime.engine.request import Delta, Embedding, FinishReason, GenerationRequest
 from runtime.engine.sampling import Position, Sampled, sample
 from runtime.engine.scheduler import Chunk, Plan, Scheduler
 from runtime.engine.sequence import Sequence
 from runtime.engine.speculation import MAX_DRAFTS, StepCost, worthwhile
+from runtime.engine.step_sizes import StepSizes
 from runtime.engine.stored_prefixes import StoredPrefixes
 from runtime.kernels import kernels_for
 from runtime.models.registry import Model
@@ -72,6 +75,8 @@ class EngineStats:
     prefix_hits: int  # and found
     drafts_proposed: tuple[int, ...]  # by position in the proposal
     drafts_accepted: tuple[int, ...]
+    step_tokens: int  # run in all steps, drafts too
+    step_sizes: tuple[int, ...]  # steps by their tokens; see step_sizes.py
 
 
 class Engine:
@@ -137,11 +142,12 @@ class Engine:
             max_seqs=limits.max_seqs,
             max_batch_tokens=limits.max_batch_tokens,
             prefixes=self._prefixes,
+            max_scored_tokens=scored_tokens_limit(model.config.vocab_size),
         )
-        self.max_context = min(
-            limits.max_context or model.config.max_positions,
-            model.config.max_positions,
-            blocks * limits.block_size,
+        self.max_context, self.context_note = context_limit(
+            model=model.config.max_positions,
+            asked=limits.max_context,
+            held=blocks * limits.block_size,
         )
         self.vocab_size = model.config.vocab_size
         self._sequences: dict[str, Sequence] = {}
@@ -150,6 +156,7 @@ class Engine:
         self._steps = 0
         self._speculation = limits.speculation
         self._step_cost = StepCost()
+        self._step_sizes = StepSizes()
         self._proposed = [0] * MAX_DRAFTS
         self._accepted = [0] * MAX_DRAFTS
 
@@ -198,6 +205,8 @@ class Engine:
             prefix_hits=scheduler.prefix_hits,
             drafts_proposed=tuple(self._proposed),
             drafts_accepted=tuple(self._accepted),
+            step_tokens=self._step_sizes.tokens,
+            step_sizes=tuple(self._step_sizes.counts),
         )
 
     # The loop -----------------------------------------------------------------------------------
@@ -226,7 +235,7 @@ class Engine:
             try:
                 batch = build_batch(plan, block_size=self._kv.block_size, device=self._model.device)
                 logits = self._model.forward(batch, self._kv)
-                sampled = sample(logits, _positions(plan))
+                sampled = sample(score_prompts(plan, logits), _positions(plan))
                 embeddings = pool(plan, batch.pooled.hidden if batch.pooled else None)
             except Exception:  # one bad batch must not end the process
                 log.exception("a step of %d sequences failed", len(plan.chunks))
@@ -317,6 +326,7 @@ class Engine:
     ) -> list[tuple[str, Delta]]:
         """The only place that advances sequences and frees what is finished."""
         self._steps += 1
+        self._step_sizes.add(sum(chunk.count for chunk in plan.chunks))
         now_s = time.perf_counter()
         deltas, row = [], 0
         for chunk in plan.chunks:
@@ -372,8 +382,9 @@ class Engine:
         the client."""
         stages_ms = _first_token_stages(sequence, now_s) if sequence.generated == 0 else None
         text, tokens, logprobs = "", [], []
-        finish: FinishReason | None = None
-        for one in sampled:
+        params = sequence.request.params
+        finish = None if params.max_tokens else FinishReason.LENGTH
+        for one in sampled if params.max_tokens else ():
             sequence.append(one.token)
             tokens.append(one.token)
             if one.logprob:
@@ -389,6 +400,9 @@ class Engine:
             finish=finish,
             stages_ms=stages_ms,
             cached_tokens=sequence.cached if stages_ms else 0,
+            prompt_logprobs=tuple(sequence.prompt_logprobs)
+            if stages_ms and params.prompt_logprobs is not None
+            else None,
         )
 
     def _text_of(self, sequence: Sequence, token: int) -> tuple[str, FinishReason | None]:

@@ -34,7 +34,8 @@ class SamplingParams:
     and frequency as OpenAI's (over generated tokens), repetition as in CTRL (arXiv 1909.05858; over
     prompt and generated tokens). `logprobs` is the number of alternatives to report beside the
     chosen token (0: only the chosen one; None: nothing), from the distribution before temperature
-    and truncation.
+    and truncation; `prompt_logprobs` is the same for the prompt's own tokens. A `max_tokens` of 0
+    runs the prompt and generates nothing.
     """
 
     max_tokens: int
@@ -52,6 +53,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0  # no end-of-sequence or stop token before that many
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,3 +102,5 @@ class Delta:
     stages_ms: Mapping[str, float] | None = None  # with the first token: queue, prefill
     cached_tokens: int = 0  # with the first token: prompt tokens found in the prefix cache
     embedding: Embedding | None = field(default=None, compare=False)  # with the last delta
+    # With the first token, where asked for: of the prompt's second token on
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None

@@ -10,6 +10,9 @@ There is no prefill phase and no decode phase (the view of vLLM's v1 scheduler):
 3. Then waiting sequences, in order of arrival, while there is room for their whole prompt. What the
    prefix cache holds of it is shared and not computed again.
 
+A prompt whose tokens' log probabilities are asked for needs the logits of every row, which are
+large: it comes from no cache, and all of these together get `max_scored_tokens` in a step.
+
 When the pool has no block for a running sequence, the youngest running one is *preempted*: its
 blocks are freed and it waits, first in line, to be computed again from its tokens. Sampling is
 keyed by position, so the output does not change.
@@ -38,6 +41,15 @@ class Chunk:
     def count(self) -> int:
         """Rows of the batch."""
         return self.end - self.start + len(self.drafts)
+
+    @property
+    def scored(self) -> range:
+        """Places in the sequence whose logits say how likely the prompt's next token was."""
+        sequence = self.sequence
+        if not sequence.unscored:
+            return range(0)
+        first = max(self.start, len(sequence.prompt_logprobs))
+        return range(first, min(self.end, len(sequence.request.prompt) - 1))
 
     @property
     def is_decode(self) -> bool:
@@ -75,12 +87,15 @@ class Scheduler:
         max_seqs: int,
         max_batch_tokens: int,
         prefixes: PrefixSource | None = None,
+        max_scored_tokens: int | None = None,
     ) -> None:
         self.pool = pool
         self._prefixes = prefixes
         self.block_size = block_size
         self.max_seqs = max_seqs
         self.max_batch_tokens = max_batch_tokens
+        self.max_scored_tokens = max_scored_tokens or max_batch_tokens
+        self._may_score = 0  # of these, in what is left of this step
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # by arrival
         self.preemptions = 0
@@ -108,6 +123,7 @@ class Scheduler:
     def schedule(self) -> Plan:
         """Choose the next step's chunks and allocate their blocks."""
         budget = self.max_batch_tokens
+        self._may_score = self.max_scored_tokens
         chunks: list[Chunk] = []
         prefilling = [seq for seq in self.running if len(seq.tokens) - seq.computed > 1]
         for sequence in self.decoding + prefilling:
@@ -116,7 +132,7 @@ class Scheduler:
             if sequence.phase is not Phase.RUNNING:
                 continue  # preempted by one before it
             chunk = self._make_room(self._chunk(sequence, budget))
-            if chunk is not None:
+            if chunk is not None and chunk.count:
                 chunks.append(chunk)
                 budget -= chunk.count
         # A sequence may have been preempted after its chunk was chosen.
@@ -126,8 +142,9 @@ class Scheduler:
             if not self._admit(self.waiting[0]):
                 break
             chunk = self._chunk(self.waiting.popleft(), budget)
-            chunks.append(chunk)
-            budget -= chunk.count
+            if chunk.count:
+                chunks.append(chunk)
+                budget -= chunk.count
         return Plan(tuple(sorted(chunks, key=lambda chunk: not chunk.is_decode)))
 
     @property
@@ -152,8 +169,9 @@ class Scheduler:
         """Give a waiting sequence the blocks of its whole prompt; False: they are not there."""
         known = len(sequence.tokens) - 1  # the last token is always run, for its logits
         extend_hashes(sequence, tokens=known, block_size=self.block_size)
-        # What is pooled over all tokens needs the hidden states of all: the cache has none.
-        lookup = sequence.request.pooling in (None, "last")
+        # What is pooled over all tokens needs the hidden states of all: the cache has none. Nor has
+        # it the logits of a prompt that is scored.
+        lookup = sequence.request.pooling in (None, "last") and not sequence.unscored
         hashes = sequence.hashes[: known // self.block_size] if lookup else []
         cached = self.pool.find(hashes)
         missing = self._blocks_for(len(sequence.tokens)) - len(cached)
@@ -184,6 +202,9 @@ class Scheduler:
 
     def _chunk(self, sequence: Sequence, budget: int) -> Chunk:
         start, length = sequence.computed, len(sequence.tokens)
+        if sequence.unscored:
+            budget = min(budget, self._may_score)
+            self._may_score -= min(budget, length - start)
         end = min(length, start + budget)
         drafts = sequence.drafts[: budget - (end - start)] if length - start == 1 else ()
         samples = end == length and sequence.request.pooling is None

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.engine.output import OutputText
-from runtime.engine.request import GenerationRequest
+from runtime.engine.request import GenerationRequest, TokenLogprob
 from runtime.engine.speculation import PromptLookup
 
 
@@ -51,6 +51,7 @@ class Sequence:
         self.blocks: list[int] = []
         self.hashes: list[bytes] = []  # of its full blocks, as far as they are known
         self.drafts: tuple[int, ...] = ()
+        self.prompt_logprobs: list[TokenLogprob] = []  # where asked for, of its second token on
         self.lookup = PromptLookup(self.tokens)
         self.pooled: npt.NDArray[np.float64] | None = None  # see pooling.py
         self.output_counts: Counter[int] = Counter()
@@ -66,6 +67,12 @@ class Sequence:
     def generated(self) -> int:
         """Output tokens so far."""
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether log probabilities of its prompt are asked for and not all there."""
+        asked = self.request.params.prompt_logprobs is not None
+        return asked and len(self.prompt_logprobs) < len(self.request.prompt) - 1
 
     def append(self, token: int) -> None:
         """Add a sampled token."""

@@ -8,6 +8,7 @@ the engine has its own thread.
 import asyncio
 import logging
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,22 +19,24 @@ import numpy as np
 import torch
 import uvicorn
 import uvicorn.lifespan.off
-import uvicorn.protocols.http.httptools_impl  # what uvicorn would import when it starts
 from llguidance import LLTokenizer
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
 from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
+from glowplug.http_protocol import JsonErrorProtocol
 from runtime.engine.encoder_loop import EncoderEngine
 from runtime.engine.loop import Engine, EngineLimits
 from runtime.engine.stored_prefixes import FILE as PREFIXES
 from runtime.engine.warmup import warm as warm_engine
 from runtime.models.registry import build_encoder, build_model
+from runtime.pod.measuring import Measuring
 from runtime.pod.program import Settings, Start
 from runtime.server.admission import Admission
 from runtime.server.app import build_app
 from runtime.server.engine_client import EngineClient
 from runtime.server.grammar_compiler import grammar_tokenizer
+from runtime.server.metrics import ReplicaMetrics
 from snapshot.encoder_config import EncoderConfig
 from snapshot.manifest import TOKENIZER, read_manifest
 from snapshot.node_cache import NodeCache
@@ -98,7 +101,12 @@ class ModelProgram:
         """
         crashed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        client = EngineClient(loop)
+        metrics = ReplicaMetrics(
+            function=start.assignment.function,
+            revision=start.assignment.revision,
+            now=time.perf_counter,
+        )
+        client = EngineClient(loop, observer=metrics)
 
         def on_crash() -> None:
             client.engine_failed("the engine of this replica crashed; try again")
@@ -106,15 +114,22 @@ class ModelProgram:
 
         def accepting() -> None:
             start.stopwatch.lap("server")
-            start.ready()
+            start.ready(max_context=engine.max_context)
 
         def on_sleep(asleep: bool) -> None:
             loop.call_soon_threadsafe(start.slept, asleep)
 
         admission = Admission()
         engine, app = self._restore(
-            start, client=client, admission=admission, on_crash=on_crash, on_sleep=on_sleep
+            start,
+            client=client,
+            admission=admission,
+            metrics=metrics,
+            on_crash=on_crash,
+            on_sleep=on_sleep,
         )
+        measuring = Measuring(text=metrics.text, send=start.measured)
+        metrics.on_change = measuring.changed
         server = _Server(app, accepting=accepting)
         serving = loop.create_task(server.serve(sockets=[start.listener]))
         sleeping = loop.create_task(_sleep_when_told(start.sleep, engine))
@@ -126,11 +141,13 @@ class ModelProgram:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if start.drain.done():
             await _drain(admission, engine, drain_s=start.drain.result())
+            measuring.flush()  # before what may take long
             if isinstance(engine, Engine):
                 await asyncio.to_thread(self._save_prefixes, engine, start.assignment.snapshot)
         sleeping.cancel()
         server.should_exit = True
         await serving
+        measuring.flush()
         if crashed.is_set():
             raise GlowplugError("the engine crashed; the pod's log says why")
 
@@ -140,6 +157,7 @@ class ModelProgram:
         *,
         client: EngineClient,
         admission: Admission,
+        metrics: ReplicaMetrics,
         on_crash: Callable[[], None],
         on_sleep: Callable[[bool], None],
     ) -> tuple[Engine | EncoderEngine, ASGIApp]:
@@ -182,6 +200,8 @@ class ModelProgram:
         torch.set_num_threads(self._threads)
         engine.start()
         client.connect(engine)
+        if isinstance(engine, Engine):  # an encoder has no cache, no drafts, no steps to count
+            metrics.connect(engine.stats)
         watch.lap("engine")
         app = build_app(
             engine=client,
@@ -190,6 +210,8 @@ class ModelProgram:
             model_names=[assignment.function],
             revision=assignment.revision,
             admission=admission,
+            metrics=metrics.text,
+            context_note=engine.context_note if isinstance(engine, Engine) else "",
             grammar_tokenizer=self._grammar_tokenizers.get(assignment.snapshot),
             pooling=assignment.pooling,
         )
@@ -248,7 +270,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=JsonErrorProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

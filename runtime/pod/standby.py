@@ -27,6 +27,7 @@ from runtime.pod.child_wire import (
     Expect,
     Failed,
     Forked,
+    Measured,
     Serving,
     Sleep,
     Slept,
@@ -118,6 +119,14 @@ def _become_replica(
     stopwatch = Stopwatch()
     stopwatch.stages["handover"] = (time.monotonic() - take.sent_s) * 1e3
 
+    def ready(*, max_context: int | None = None) -> None:
+        stages, now_s = stopwatch.stages, time.monotonic()
+        child_wire.send(control, Serving(stages_ms=stages, max_context=max_context, sent_s=now_s))
+
+    def measured(text: str) -> None:
+        with suppress(OSError):  # a supervisor too busy to read gets the next one
+            child_wire.send(control, Measured(text=text))
+
     async def serve() -> None:
         drain: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         sleep = asyncio.Event()
@@ -127,11 +136,10 @@ def _become_replica(
                 assignment=take.assignment,
                 listener=listener,
                 stopwatch=stopwatch,
-                ready=lambda: child_wire.send(
-                    control, Serving(stages_ms=stopwatch.stages, sent_s=time.monotonic())
-                ),
+                ready=ready,
                 sleep=sleep,
                 slept=lambda asleep: child_wire.send(control, Slept(asleep=asleep)),
+                measured=measured,
                 drain=drain,
             )
         )

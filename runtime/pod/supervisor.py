@@ -31,6 +31,7 @@ from glowplug.pod_wire import (
     Prefetch,
     Release,
     ReplicaChanged,
+    ReplicaMeasured,
     Sleep,
     StandbysChanged,
     decode,
@@ -88,6 +89,7 @@ async def _run(arguments: argparse.Namespace) -> None:
         standbys,
         host=arguments.host,
         publish=lambda replica: send(ReplicaChanged(replica=replica)),
+        measured=lambda replica, text: send(ReplicaMeasured(replica=replica, text=text)),
         proven=forks.expect,  # what was served once is likely to be again
     )
 

@@ -30,13 +30,20 @@ class PromptEncoder:
     """Renders and tokenises prompts for one model. Used on the event loop."""
 
     def __init__(
-        self, *, tokenizer: Tokenizer, manifest: Manifest, max_context: int, vocab_size: int
+        self,
+        *,
+        tokenizer: Tokenizer,
+        manifest: Manifest,
+        max_context: int,
+        vocab_size: int,
+        context_note: str = "",
     ) -> None:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(manifest.chat)
         self._before, self._after = manifest.special_tokens
         self._vocab_size = vocab_size
         self._max_context = max_context
+        self._context_note = context_note
         self._max_chars = max(_MAX_CHARS_PER_TOKEN * max_context, _MIN_CHARS_LIMIT)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
 
@@ -169,7 +176,7 @@ class PromptEncoder:
         return ContextLengthExceeded(
             f"This model's maximum context length is {self._max_context} tokens. However, your "
             f"{param} came to over {self._max_chars} characters, which cannot fit. Please reduce "
-            f"the length of the {param}.",
+            f"the length of the {param}.{self._context_note}",
             param=param,
             code="context_length_exceeded",
         )

@@ -12,6 +12,7 @@ from glowplug.pod_wire import (
     Prefetch,
     Release,
     ReplicaChanged,
+    ReplicaMeasured,
     StandbysChanged,
     decode,
     encode,
@@ -30,6 +31,7 @@ messages = st.one_of(
     st.builds(Prefetch),
     st.builds(Hello),
     st.builds(ReplicaChanged, replica=replicas),
+    st.builds(ReplicaMeasured),
     st.builds(StandbysChanged),
 )
 
