@@ -1,0 +1,67 @@
+"""LoRA adapters at work: rows of one batch with different adapters, or none, over one base model.
+
+An adapter is known to the kernels by the weights that it changes: `adapted` puts a layer around a
+batch's kernels that adds each adapter's low-rank product wherever one of its weights is used. So
+a model's forward pass does not know of adapters, and a batch without any runs on the bare kernels.
+
+    y = x Wᵀ + (x aᵀ) bᵀ      a, b: snapshot/adapter_layout.py
+
+W may be quantised: only x, y and W's identity are needed. The sum is made in float32 before it is
+rounded, and each product with the base model's own kernel: where that takes every row's sums in an
+order of their own (CpuKernels), a row's result does not depend on what runs beside it. A row
+without an adapter has to the last bit what it has in a batch without adapters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from runtime.engine.batch import AdapterRun
+from runtime.kernels.interface import Kernels
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LoraAdapter:
+    """Implements runtime.engine.request.Adapter: one adapter, bound to one model's weights."""
+
+    digest: str
+    size_bytes: int
+    pairs: Mapping[int, tuple[Tensor, Tensor]]  # a [R, in] and b [out, R], by id() of the weight
+
+
+def adapted(kernels: Kernels, runs: Sequence[AdapterRun]) -> Kernels:
+    """The kernels for one batch whose rows have these adapters."""
+    return cast(Kernels, _AdaptedKernels(kernels, runs)) if runs else kernels
+
+
+class _AdaptedKernels:
+    """Kernels whose linear layers add the adapters' products; all else is the wrapped kernels'."""
+
+    def __init__(self, kernels: Kernels, runs: Sequence[AdapterRun]) -> None:
+        self._kernels = kernels
+        self._runs = [(run.start, run.end, cast(LoraAdapter, run.adapter).pairs) for run in runs]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """As Kernels.linear: x [T, in] → dtype [T, out]."""
+        outputs = next((p[id(weight)][1].shape[0] for *_, p in self._runs if id(weight) in p), None)
+        if outputs is None:
+            return self._kernels.linear(x, weight, bias)
+        y = torch.zeros(x.shape[0], outputs, dtype=torch.float32, device=x.device)
+        self.linear_add(y, x, weight, bias)
+        return y.to(x.dtype)
+
+    def linear_add(self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """As Kernels.linear_add: residual (float32 [T, out]) += x · weight, and the adapters'."""
+        run = self._kernels
+        run.linear_add(residual, x, weight, bias)
+        for start, end, pairs in self._runs:
+            if pair := pairs.get(id(weight)):
+                a, b = pair
+                low = run.linear(x[start:end], a, None)
+                run.linear_add(residual[start:end], low, b, None)
