@@ -18,28 +18,38 @@ class Models:
 
     async def list_all(self, _request: Request) -> Response:
         """GET /v1/models."""
-        return _listing([_model(function) for function in await self._registry.list()])
+        return _listing(
+            [model for function in await self._registry.list() for model in _models(function)]
+        )
 
     async def get(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
-        return JSONResponse(_model(await self._functions.get(request.path_params["model"])))
+        model = request.path_params["model"]
+        return JSONResponse(_model(await self._functions.of_model(model), model))
 
     async def list_of(self, request: Request) -> Response:
-        """GET /f/{function}/v1/models: the one that is served there."""
-        return _listing([_model(await self._functions.get(request.path_params["function"]))])
+        """GET /f/{function}/v1/models: the one that is served there, and it with each adapter."""
+        return _listing(_models(await self._functions.get(request.path_params["function"])))
 
     async def get_of(self, request: Request) -> Response:
         """GET /f/{function}/v1/models/{model}."""
         model = request.path_params["model"]
         function = await self._functions.get(request.path_params["function"])
-        if model != function.spec.name:
+        if model.partition(":")[0] != function.spec.name:
             raise unknown_function(model)
-        return JSONResponse(_model(function))
+        return JSONResponse(_model(await self._functions.of_model(model), model))
 
 
-def _model(function: Function) -> dict[str, Any]:
+def _models(function: Function) -> list[dict[str, Any]]:
+    name = function.spec.name
+    return [
+        _model(function, each) for each in (name, *(f"{name}:{a}" for a in function.spec.adapters))
+    ]
+
+
+def _model(function: Function, model: str) -> dict[str, Any]:
     return {
-        "id": function.spec.name,
+        "id": model,
         "object": "model",
         "created": int(function.created_s),
         "owned_by": "glowplug",

@@ -32,7 +32,7 @@ class Tracked:
     @property
     def revision(self) -> str:
         """The current revision."""
-        return self.function.spec.revision
+        return self.function.revision
 
     @property
     def desired(self) -> int:

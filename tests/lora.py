@@ -37,9 +37,7 @@ def save_base(config: transformers.PretrainedConfig, folder: Path) -> torch.nn.M
     return model
 
 
-def save_with_peft(
-    model: torch.nn.Module, folder: Path, *, seed: int, **settings: Any
-) -> None:
+def save_with_peft(model: torch.nn.Module, folder: Path, *, seed: int, **settings: Any) -> None:
     """Make an adapter of the model as peft does, fill it with random numbers, save it. The model
     is as before afterwards."""
     config = peft.LoraConfig(**({"r": 4, "lora_alpha": 8, "target_modules": ALL} | settings))

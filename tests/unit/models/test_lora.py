@@ -141,7 +141,9 @@ def test_logits_and_greedy_tokens_are_those_of_peft(house, name):
         for token, logprob in top:
             assert abs(float(row[token]) - logprob) < 1e-4
     [plain], _ = generate(house.ours, [(prompt, None)])
-    assert max(abs(a[1] - b[1]) for a, b in zip(plain, ours, strict=True)) > 1e-2  # it does something
+    assert (
+        max(abs(a[1] - b[1]) for a, b in zip(plain, ours, strict=True)) > 1e-2
+    )  # it does something
 
 
 def mixed_jobs(house: House) -> list[tuple[list[int], LoraAdapter | None]]:
@@ -173,8 +175,10 @@ def test_bfloat16_is_as_near_to_float32_as_without_an_adapter(rounded, tmp_path)
     exact = make_house(tmp_path, "llama", "float32", ("all",))
 
     def error(name: str | None) -> float:
-        jobs = [[(prompt, each.adapters[name] if name else None) for prompt in PROMPTS]
-                for each in (rounded, exact)]
+        jobs = [
+            [(prompt, each.adapters[name] if name else None) for prompt in PROMPTS]
+            for each in (rounded, exact)
+        ]
         ours, theirs = (
             generate(each.ours, job, max_tokens=1)[0]
             for each, job in zip((rounded, exact), jobs, strict=True)
@@ -214,7 +218,9 @@ def test_speculation_goes_with_adapters(house):
     jobs = [(prompt, adapter) for adapter in (None, house.adapters["all"])]
     with_it, _ = generate(house.ours, jobs, max_tokens=40)
     without, _ = generate(house.ours, jobs, max_tokens=40, speculation=False)
-    assert [[t for t, *_ in each] for each in with_it] == [[t for t, *_ in each] for each in without]
+    assert [[t for t, *_ in each] for each in with_it] == [
+        [t for t, *_ in each] for each in without
+    ]
 
 
 def test_a_batch_without_adapters_runs_on_the_bare_kernels():

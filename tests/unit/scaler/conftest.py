@@ -72,11 +72,12 @@ class MemoryRegistry:
         del self.functions[name]
         self._notify(name)
 
-    async def set_sealed(self, name, revision, *, snapshot, failure):
+    async def set_sealed(self, name, revision, *, snapshot, failure, adapters=None):
         self._check()
         function = self.functions.get(name)
         if function and function.spec.revision == revision:
-            self._store(replace(function, snapshot=snapshot, failure=failure))
+            known = function.adapters if adapters is None else adapters
+            self._store(replace(function, snapshot=snapshot, failure=failure, adapters=known))
             for _ in range(5):  # others hear of it before the caller does
                 await asyncio.sleep(0)
 
