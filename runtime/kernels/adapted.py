@@ -23,6 +23,11 @@ from runtime.engine.batch import AdapterRun
 from runtime.kernels.interface import Kernels
 
 
+# Elements. On the CPU torch spreads larger work over OpenMP's threads, which wait for each other:
+# where others run too, that stops a step for milliseconds, a hundred times (see kernels/pool.h).
+_PIECE = 16384
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LoraAdapter:
     """Implements runtime.engine.request.Adapter: one adapter, bound to one model's weights."""
@@ -52,9 +57,9 @@ class _AdaptedKernels:
         outputs = next((p[id(weight)][1].shape[0] for *_, p in self._runs if id(weight) in p), None)
         if outputs is None:
             return self._kernels.linear(x, weight, bias)
-        y = torch.zeros(x.shape[0], outputs, dtype=torch.float32, device=x.device)
+        y = _zeros(x.shape[0], outputs, device=x.device)
         self.linear_add(y, x, weight, bias)
-        return y.to(x.dtype)
+        return _rounded(y, x.dtype)
 
     def linear_add(self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         """As Kernels.linear_add: residual (float32 [T, out]) += x · weight, and the adapters'."""
@@ -65,3 +70,21 @@ class _AdaptedKernels:
                 a, b = pair
                 low = run.linear(x[start:end], a, None)
                 run.linear_add(residual[start:end], low, b, None)
+
+
+def _zeros(rows: int, outputs: int, *, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(rows, outputs, dtype=torch.float32, device=device)
+    y = torch.empty(rows, outputs, dtype=torch.float32)
+    for piece in y.view(-1).split(_PIECE):
+        piece.zero_()
+    return y
+
+
+def _rounded(y: Tensor, dtype: torch.dtype) -> Tensor:
+    if y.device.type != "cpu" or y.dtype == dtype:
+        return y.to(dtype)
+    rounded = torch.empty_like(y, dtype=dtype)
+    for to, piece in zip(rounded.view(-1).split(_PIECE), y.view(-1).split(_PIECE), strict=True):
+        to.copy_(piece)
+    return rounded
