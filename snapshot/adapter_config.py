@@ -7,6 +7,7 @@ is refused by the name of its field, also a field that this version has never he
 
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,15 +193,22 @@ def _check_pattern(pattern: str, where: str) -> None:
             f"{where}: the pattern {pattern[:80]!r} is too complicated; name the modules"
         )
     try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            re.compile(_whole(pattern))
+    except (re.error, OverflowError, RecursionError, Warning):
         raise CorruptSnapshot(f"{where}: {pattern[:80]!r} is no regular expression") from None
 
 
+def _whole(pattern: str) -> str:
+    """What PEFT makes of a pattern (get_pattern_key)."""
+    return rf"(.*\.)?({pattern})$"
+
+
 def _by_pattern(patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
-    """The value of the first pattern that matches the end of a module's name, as PEFT looks it up
-    (get_pattern_key)."""
+    """The value of the first pattern that matches the end of a module's name, as PEFT looks it
+    up."""
     for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if re.match(_whole(pattern), module):
             return value
     return default

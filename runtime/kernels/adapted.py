@@ -22,7 +22,6 @@ from torch import Tensor
 from runtime.engine.batch import AdapterRun
 from runtime.kernels.interface import Kernels
 
-
 # Elements. On the CPU torch spreads larger work over OpenMP's threads, which wait for each other:
 # where others run too, that stops a step for milliseconds, a hundred times (see kernels/pool.h).
 _PIECE = 16384
