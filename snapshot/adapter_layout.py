@@ -7,8 +7,9 @@ fused into it, rounded up to 16:
     layers.N.qkv.b    [out, R]   each part's B times its scale, in its own rows and columns; else 0
 
 so that y += (x aᵀ) bᵀ is one low-rank product for each fused projection. The same for `o`,
-`gate_up` and `down`. The file follows from the manifest in its header, byte for byte, so a reader
-need not trust the rest of the header; tensors begin at 4 KiB like a snapshot's. No torch here.
+`gate_up` and `down`. The numbers have the model's dtype, also where its weights are quantised. The
+file follows from the manifest in its header, byte for byte, so a reader need not trust the rest of
+the header; tensors begin at 4 KiB like a snapshot's. No torch here.
 """
 
 import json

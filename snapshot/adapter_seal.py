@@ -20,7 +20,7 @@ from snapshot.adapter_layout import (
     plan_adapter,
 )
 from snapshot.adapter_source import AdapterCheckpoint, open_adapter
-from snapshot.adapter_store import AdapterStore, adapter_dtype, adapter_fingerprint
+from snapshot.adapter_store import AdapterStore, adapter_fingerprint
 from snapshot.manifest import Manifest
 from snapshot.node_cache import sync_folder
 
@@ -67,7 +67,7 @@ def _write(path: Path, checkpoint: AdapterCheckpoint, base: Manifest) -> str:
         for name, parts in parts_of.items()
     }
     manifest = AdapterManifest(
-        dtype=adapter_dtype(base.dtype),
+        dtype=base.dtype,
         blocks={
             name: BlockShape(
                 rank=-(-ranks[name] // RANK_STEP) * RANK_STEP,

@@ -13,7 +13,6 @@ import re
 from pathlib import Path
 
 from glowplug.errors import NotFound, SnapshotError
-from glowplug.spec import Dtype
 from snapshot.adapter_config import CONFIG
 from snapshot.adapter_layout import ADAPTER_FORMAT
 from snapshot.manifest import Manifest, read_manifest
@@ -72,11 +71,6 @@ class AdapterStore:
         return read_manifest(self.cache.path(snapshot))
 
 
-def adapter_dtype(base: Dtype) -> Dtype:
-    """The precision of adapters: that of the activations which they are multiplied with."""
-    return "float32" if base == "float32" else "bfloat16"
-
-
 def adapter_fingerprint(source: str, base: Manifest) -> str:
     """Names what sealing would read and write: changes when a file is replaced, costs two stats.
 
@@ -95,7 +89,7 @@ def adapter_fingerprint(source: str, base: Manifest) -> str:
     key = {
         "source": str(folder),
         "version": (ADAPTER_SEAL_VERSION, ADAPTER_FORMAT),
-        "dtype": adapter_dtype(base.dtype),
+        "dtype": base.dtype,
         "config": base.config.model_dump(mode="json"),
         "files": [_state(folder / name) for name in _FILES],
     }

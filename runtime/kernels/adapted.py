@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.batch import AdapterRun
-from runtime.kernels.interface import Kernels
+from runtime.kernels.interface import Kernels, Weight
 
 # Elements. On the CPU torch spreads larger work over OpenMP's threads, which wait for each other:
 # where others run too, that stops a step for milliseconds, a hundred times (see kernels/pool.h).
@@ -51,7 +51,7 @@ class _AdaptedKernels:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernels, name)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         """As Kernels.linear: x [T, in] → dtype [T, out]."""
         outputs = next((p[id(weight)][1].shape[0] for *_, p in self._runs if id(weight) in p), None)
         if outputs is None:
@@ -60,7 +60,7 @@ class _AdaptedKernels:
         self.linear_add(y, x, weight, bias)
         return _rounded(y, x.dtype)
 
-    def linear_add(self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    def linear_add(self, residual: Tensor, x: Tensor, weight: Weight, bias: Tensor | None) -> None:
         """As Kernels.linear_add: residual (float32 [T, out]) += x · weight, and the adapters'."""
         run = self._kernels
         run.linear_add(residual, x, weight, bias)
@@ -75,7 +75,7 @@ def _zeros(rows: int, outputs: int, *, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(rows, outputs, dtype=torch.float32, device=device)
     y = torch.empty(rows, outputs, dtype=torch.float32)
-    for piece in y.view(-1).split(_PIECE):
+    for piece in torch.split(y.view(-1), _PIECE):
         piece.zero_()
     return y
 
@@ -84,6 +84,8 @@ def _rounded(y: Tensor, dtype: torch.dtype) -> Tensor:
     if y.device.type != "cpu" or y.dtype == dtype:
         return y.to(dtype)
     rounded = torch.empty_like(y, dtype=dtype)
-    for to, piece in zip(rounded.view(-1).split(_PIECE), y.view(-1).split(_PIECE), strict=True):
+    for to, piece in zip(
+        torch.split(rounded.view(-1), _PIECE), torch.split(y.view(-1), _PIECE), strict=True
+    ):
         to.copy_(piece)
     return rounded

@@ -11,6 +11,7 @@ from lora import in_peft, save_base, save_with_peft
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
+from glowplug.spec import Quantization
 from runtime.engine.loop import Engine, EngineLimits
 from runtime.engine.request import GenerationRequest, SamplingParams
 from runtime.kernels.adapted import LoraAdapter, adapted
@@ -73,10 +74,18 @@ class House:
         return tokens[len(prompt) :]
 
 
-def make_house(folder: Path, base: str, dtype: str, names=tuple(ADAPTERS)) -> House:
+def make_house(
+    folder: Path, base: str, dtype: str, names=tuple(ADAPTERS), quantization: Quantization = "none"
+) -> House:
     theirs = save_base(BASES[base], folder / "base")
     cache = NodeCache(folder / "cache")
-    digest = seal(str(folder / "base"), dtype=dtype, cache=cache, progress=lambda _: None)
+    digest = seal(
+        str(folder / "base"),
+        dtype=dtype,
+        quantization=quantization,
+        cache=cache,
+        progress=lambda _: None,
+    )
     restored = restore(cache.path(digest))
     ours = build_model(restored.manifest.config, restored.tensors)
     store = AdapterStore(cache)
@@ -93,10 +102,12 @@ def house(request, tmp_path_factory) -> House:
     return make_house(tmp_path_factory.mktemp(request.param), request.param, "float32")
 
 
-@pytest.fixture(scope="module")
-def rounded(tmp_path_factory) -> House:
-    folder = tmp_path_factory.mktemp("bfloat16")
-    return make_house(folder, "llama", "bfloat16", ("all", "attention", "rslora"))
+@pytest.fixture(scope="module", params=["none", "int8", "int4"])
+def rounded(request, tmp_path_factory) -> House:
+    """In bfloat16, with weights of 16, 8 and 4 bits."""
+    folder = tmp_path_factory.mktemp(request.param)
+    names = ("all", "attention", "rslora")
+    return make_house(folder, "llama", "bfloat16", names, request.param)
 
 
 def generate(model: Model, jobs, *, together: bool = True, max_tokens: int = 8, **limits):
