@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from glowplug.errors import CorruptSnapshot, SnapshotError, UnsupportedModel
+from glowplug.spec import Dtype
 from snapshot.adapter_layout import (
     MAX_HEADER_BYTES,
     RANK_STEP,
@@ -21,7 +22,7 @@ from snapshot.adapter_layout import (
 )
 from snapshot.adapter_source import AdapterCheckpoint, open_adapter
 from snapshot.adapter_store import AdapterStore, adapter_fingerprint
-from snapshot.manifest import Manifest
+from snapshot.model_config import ModelConfig
 from snapshot.node_cache import sync_folder
 
 _ARCHITECTURES = ("llama",)  # whose projections are layout.py's
@@ -35,9 +36,10 @@ def seal_adapter(source: str, *, snapshot: str, store: AdapterStore) -> str:
         NotFound: the model's snapshot is not here.
     """
     base = store.base(snapshot)
-    if base.config.architecture not in _ARCHITECTURES:
+    config = base.config
+    if not isinstance(config, ModelConfig) or config.architecture not in _ARCHITECTURES:
         raise UnsupportedModel(
-            f"{source}: adapters of {base.config.architecture} models are not supported"
+            f"{source}: adapters of {config.architecture} models are not supported"
         )
     key = adapter_fingerprint(source, base)
     try:
@@ -45,8 +47,8 @@ def seal_adapter(source: str, *, snapshot: str, store: AdapterStore) -> str:
             digest = store.sealed(key)
             if digest is None:
                 folder = Path(source).expanduser().absolute()
-                with open_adapter(folder, base.config) as checkpoint:
-                    digest = _write(path, checkpoint, base)
+                with open_adapter(folder, config) as checkpoint:
+                    digest = _write(path, checkpoint, config, base.dtype)
                 if adapter_fingerprint(source, base) != key:
                     raise SnapshotError(f"{source}: it changed while it was sealed; deploy again")
                 store.folder.mkdir(parents=True, exist_ok=True)
@@ -59,15 +61,15 @@ def seal_adapter(source: str, *, snapshot: str, store: AdapterStore) -> str:
     return digest
 
 
-def _write(path: Path, checkpoint: AdapterCheckpoint, base: Manifest) -> str:
+def _write(path: Path, checkpoint: AdapterCheckpoint, config: ModelConfig, dtype: Dtype) -> str:
     """Write the file, synced to disk; its digest."""
-    parts_of = adapted_parts(base.config)
+    parts_of = adapted_parts(config)
     ranks = {
         name: sum(checkpoint.parts[part].rank for part in parts if part in checkpoint.parts)
         for name, parts in parts_of.items()
     }
     manifest = AdapterManifest(
-        dtype=base.dtype,
+        dtype=dtype,
         blocks={
             name: BlockShape(
                 rank=-(-ranks[name] // RANK_STEP) * RANK_STEP,
@@ -81,7 +83,7 @@ def _write(path: Path, checkpoint: AdapterCheckpoint, base: Manifest) -> str:
     plan = plan_adapter(manifest)
     if len(plan.header) > MAX_HEADER_BYTES:
         raise SnapshotError(f"{checkpoint.name}: too many layers for an adapter")
-    dtype: torch.dtype = getattr(torch, manifest.dtype)
+    torch_dtype: torch.dtype = getattr(torch, dtype)
     sha256 = hashlib.sha256()
     with path.open("xb") as file:
 
@@ -93,7 +95,7 @@ def _write(path: Path, checkpoint: AdapterCheckpoint, base: Manifest) -> str:
         for name, block in manifest.blocks.items():
             fused = _fuse(checkpoint, parts_of[name], block)
             for tensor, slot_name in zip(fused, (f"{name}.a", f"{name}.b"), strict=True):
-                rounded = tensor.to(dtype)
+                rounded = tensor.to(torch_dtype)
                 if not torch.isfinite(rounded).all():
                     raise CorruptSnapshot(
                         f"{checkpoint.name}: {name} has values beyond {manifest.dtype}; the "

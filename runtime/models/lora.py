@@ -7,6 +7,7 @@ from typing import Any
 from glowplug.errors import CorruptSnapshot, UnsupportedModel
 from runtime.kernels.adapted import LoraAdapter
 from runtime.models.registry import Model
+from snapshot.adapter_layout import adapted_parts
 from snapshot.adapter_restore import restore_adapter
 
 
@@ -18,19 +19,21 @@ def load_adapter(path: Path, model: Model) -> LoraAdapter:
         UnsupportedModel: a model that takes no adapters.
     """
     restored = restore_adapter(path)
+    known = adapted_parts(model.config)
     pairs = {}
     for name, (a, b) in restored.pairs.items():
-        weight = _weight(model, name)
-        if weight is None or a.dtype != model.dtype:
+        shapes = list(known.get(name, {}).values())
+        fits = shapes and (b.shape[0], a.shape[1]) == (sum(n for n, _ in shapes), shapes[0][1])
+        if not fits or a.dtype != model.dtype:
             raise CorruptSnapshot(f"{path}: of another model ({name}); deploy the function again")
-        pairs[id(weight)] = (a, b)
+        pairs[id(_weight(model, name))] = (a, b)
     return LoraAdapter(digest=path.stem, size_bytes=restored.size_bytes, pairs=pairs)
 
 
-def _weight(model: Model, name: str) -> object | None:
+def _weight(model: Model, name: str) -> object:
     """The model's own object for a tensor of layout.py: `layers.3.qkv`."""
     layers: Sequence[Any] | None = getattr(model, "layers", None)
     if layers is None:
         raise UnsupportedModel(f"adapters of {model.config.architecture} models are not supported")
     _, number, block = name.split(".")
-    return getattr(layers[int(number)], block, None) if int(number) < len(layers) else None
+    return getattr(layers[int(number)], block)

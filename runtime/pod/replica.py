@@ -154,6 +154,7 @@ class ModelProgram:
         watch.lap("map")
         config = restored.manifest.config
         engine: Engine | EncoderEngine
+        adapters: AdapterCache | None = None
         if isinstance(config, EncoderConfig):
             encoder = build_encoder(config, restored.tensors)
             watch.lap("bind")
@@ -167,6 +168,7 @@ class ModelProgram:
             watch.lap("bind")
             tokenizer = self._tokenizer(assignment.snapshot)
             watch.lap("tokenizer")
+            adapters = self._adapters(assignment, model)
             engine = Engine(
                 model,
                 tokenizer,
@@ -192,7 +194,7 @@ class ModelProgram:
             tokenizer=tokenizer,
             manifest=restored.manifest,
             model_names=[assignment.function],
-            adapters=self._adapters(assignment, model),
+            adapters=adapters,
             revision=assignment.revision,
             admission=admission,
             grammar_tokenizer=self._grammar_tokenizers.get(assignment.snapshot),

@@ -64,9 +64,12 @@ class ServedModel:
         return (*self.names, *(f"{self.names[0]}:{adapter}" for adapter in self.adapters))
 
     def check_name(self, name: str) -> None:
-        """Raises NotFound for any other model, or one with an adapter."""
-        if name not in self.names:
-            raise self._unknown(name)
+        """Raises NotFound for any other model, and InvalidRequest for it with an adapter."""
+        if adapter := self.adapter_of(name):
+            raise InvalidRequest(
+                f"model: adapters ({adapter}) are not used here; ask for {self.names[0]!r}",
+                param="model",
+            )
 
     def adapter_of(self, name: str) -> str | None:
         """The adapter that a request's `model` names. Raises NotFound."""

@@ -11,8 +11,9 @@ from lora import in_peft, save_base, save_with_peft
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
+from glowplug.errors import CorruptSnapshot
 from glowplug.spec import Quantization
-from runtime.engine.loop import Engine, EngineLimits
+from runtime.engine.loop import Engine, EngineLimits, EngineStats
 from runtime.engine.request import GenerationRequest, SamplingParams
 from runtime.kernels.adapted import LoraAdapter, adapted
 from runtime.kernels.cpu_kernels import CpuKernels, cpu_kernels_supported
@@ -75,9 +76,13 @@ class House:
 
 
 def make_house(
-    folder: Path, base: str, dtype: str, names=tuple(ADAPTERS), quantization: Quantization = "none"
+    folder: Path,
+    config: transformers.PretrainedConfig,
+    dtype: str,
+    names=tuple(ADAPTERS),
+    quantization: Quantization = "none",
 ) -> House:
-    theirs = save_base(BASES[base], folder / "base")
+    theirs = save_base(config, folder / "base")
     cache = NodeCache(folder / "cache")
     digest = seal(
         str(folder / "base"),
@@ -99,7 +104,7 @@ def make_house(
 
 @pytest.fixture(scope="module", params=BASES)
 def house(request, tmp_path_factory) -> House:
-    return make_house(tmp_path_factory.mktemp(request.param), request.param, "float32")
+    return make_house(tmp_path_factory.mktemp(request.param), BASES[request.param], "float32")
 
 
 @pytest.fixture(scope="module", params=["none", "int8", "int4"])
@@ -107,11 +112,19 @@ def rounded(request, tmp_path_factory) -> House:
     """In bfloat16, with weights of 16, 8 and 4 bits."""
     folder = tmp_path_factory.mktemp(request.param)
     names = ("all", "attention", "rslora")
-    return make_house(folder, "llama", "bfloat16", names, request.param)
+    return make_house(folder, BASES["llama"], "bfloat16", names, request.param)
 
 
-def generate(model: Model, jobs, *, together: bool = True, max_tokens: int = 8, **limits):
-    """Greedy tokens and logprobs of (prompt, adapter) pairs; and the engine's stats."""
+def generate(
+    model: Model,
+    jobs,
+    *,
+    together: bool = True,
+    max_tokens: int = 8,
+    stats: list[EngineStats] | None = None,
+    **limits,
+):
+    """Greedy tokens and logprobs of (prompt, adapter) pairs, and how much of each was cached."""
     outputs: queue.Queue = queue.Queue()
     engine = Engine(
         model,
@@ -137,6 +150,8 @@ def generate(model: Model, jobs, *, together: bool = True, max_tokens: int = 8, 
                 if delta.finish:
                     assert delta.error is None
                     unfinished.remove(int(name))
+    if stats is not None:
+        stats.append(engine.stats())
     engine.stop()
     return results, cached
 
@@ -165,11 +180,18 @@ def mixed_jobs(house: House) -> list[tuple[list[int], LoraAdapter | None]]:
 def test_a_mixed_batch_gives_what_each_row_gives_alone(house):
     jobs = mixed_jobs(house)
     alone, _ = generate(house.ours, jobs, together=False)
-    for limits in ({"max_seqs": 24}, {"max_seqs": 5, "max_batch_tokens": 16}):
-        mixed, _ = generate(house.ours, jobs, **limits)
+    stats: list[EngineStats] = []
+    for limits in (
+        {"max_seqs": 24},
+        {"max_seqs": 5, "max_batch_tokens": 16},
+        {"max_seqs": 24, "kv_cache_bytes": 25 * 6144},  # sequences are preempted
+    ):
+        mixed, _ = generate(house.ours, jobs, stats=stats, **limits)
         for one, other in zip(alone, mixed, strict=True):
             assert [token for token, *_ in one] == [token for token, *_ in other]
             assert max(abs(a[1] - b[1]) for a, b in zip(one, other, strict=True)) < 1e-4
+    assert [each.preemptions > 0 for each in stats] == [False, False, True]
+    assert all(each.free_blocks == each.blocks for each in stats)
 
 
 @pytest.mark.skipif(not cpu_kernels_supported(head_dim=32), reason="needs AVX-512 BF16")
@@ -183,7 +205,7 @@ def test_in_bfloat16_it_is_the_same_to_the_last_bit(rounded):
 
 @pytest.mark.skipif(not cpu_kernels_supported(head_dim=32), reason="needs AVX-512 BF16")
 def test_bfloat16_is_as_near_to_float32_as_without_an_adapter(rounded, tmp_path):
-    exact = make_house(tmp_path, "llama", "float32", ("all",))
+    exact = make_house(tmp_path, BASES["llama"], "float32", ("all",))
 
     def error(name: str | None) -> float:
         jobs = [
@@ -221,6 +243,18 @@ def test_adapters_are_told_apart_by_content(house, tmp_path):
     twin = LoraAdapter(digest=first.digest, size_bytes=first.size_bytes, pairs=first.pairs)
     _, cached = generate(house.ours, [(PROMPTS[0], first), (PROMPTS[0], twin)], together=False)
     assert cached == [0, 12]
+
+
+def test_an_adapter_of_another_model_is_not_bound(house, tmp_path):
+    """Deploying makes sure that they fit; a replica looks again."""
+    sizes = SIZES | {"num_hidden_layers": 2}
+    other = make_house(tmp_path, transformers.LlamaConfig(**sizes), "float32", ("all",))
+    small = transformers.LlamaConfig(**SIZES | {"intermediate_size": 64})
+    narrow = make_house(tmp_path / "narrow", small, "float32", ("all",))
+    path = next((house.folder / "cache" / "adapters").glob("*.safetensors"))
+    for model in (other.ours, narrow.ours):
+        with pytest.raises(CorruptSnapshot, match="of another model"):
+            load_adapter(path, model)
 
 
 def test_speculation_goes_with_adapters(house):
