@@ -28,6 +28,7 @@ def test_control_api(tools: Any) -> None:
             "reason": None,
             "sealing_progress": None,
             "snapshot": None,
+            "adapters": {},
             "failure": None,
             "replicas": {"ready": 0, "starting": 0, "draining": 0, "desired": 0},
             "desired_reason": "the test says so",
