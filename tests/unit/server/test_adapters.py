@@ -344,3 +344,15 @@ def test_an_adapter_is_in_use_until_its_request_ends_however_it_ends(replica):
             assert cache.loaded == {"x": 0}
 
     run(main)
+
+
+def test_embeddings_are_the_models_own(replica):
+    async def main() -> None:
+        async with replica(**with_adapters(Disk(x=5, y=5), **NAMES)) as r:
+            body = {"model": "tiny:pirate", "input": "hello"}
+            answer = await r.http.post("/v1/embeddings", json=body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "model"
+            assert "pirate" in answer.json()["error"]["message"]
+
+    run(main)
