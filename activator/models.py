@@ -21,28 +21,36 @@ class Models:
 
     async def list_all(self, _request: Request) -> Response:
         """GET /v1/models."""
-        return _listing([self._model(function) for function in await self._registry.list()])
+        return _listing(
+            [model for function in await self._registry.list() for model in self._models(function)]
+        )
 
     async def get(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
-        return JSONResponse(self._model(await self._functions.get(request.path_params["model"])))
+        model = request.path_params["model"]
+        return JSONResponse(self._model(await self._functions.of_model(model), model))
 
     async def list_of(self, request: Request) -> Response:
-        """GET /f/{function}/v1/models: the one that is served there."""
-        return _listing([self._model(await self._functions.get(request.path_params["function"]))])
+        """GET /f/{function}/v1/models: the one that is served there, and it with each adapter."""
+        return _listing(self._models(await self._functions.get(request.path_params["function"])))
 
     async def get_of(self, request: Request) -> Response:
         """GET /f/{function}/v1/models/{model}."""
         model = request.path_params["model"]
         function = await self._functions.get(request.path_params["function"])
-        if model != function.spec.name:
+        if model.partition(":")[0] != function.spec.name:
             raise unknown_function(model)
-        return JSONResponse(self._model(function))
+        return JSONResponse(self._model(await self._functions.of_model(model), model))
 
-    def _model(self, function: Function) -> dict[str, Any]:
+    def _models(self, function: Function) -> list[dict[str, Any]]:
+        name = function.spec.name
+        names = (name, *(f"{name}:{adapter}" for adapter in function.spec.adapters))
+        return [self._model(function, each) for each in names]
+
+    def _model(self, function: Function, model: str) -> dict[str, Any]:
         """As OpenAI's, with the context's tokens once a replica has said how many it takes."""
         shown: dict[str, Any] = {
-            "id": function.spec.name,
+            "id": model,
             "object": "model",
             "created": int(function.created_s),
             "owned_by": "glowplug",

@@ -27,12 +27,13 @@ def represent(
     return {
         "name": name,
         "spec": function.spec.model_dump(mode="json"),
-        "revision": function.spec.revision,
+        "revision": function.revision,
         "generation": function.generation,
         "state": (status.state if status else _state_of(function)).value,
         "reason": status.reason if status else function.failure,
         "sealing_progress": status.sealing_progress if status else None,
         "snapshot": function.snapshot,
+        "adapters": dict(function.adapters),
         "failure": function.failure,
         "replicas": {
             "ready": _count(replicas, ReplicaState.READY),

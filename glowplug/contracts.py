@@ -5,6 +5,8 @@ hand each part the others' implementations. Everything here runs on one asyncio 
 a docstring says otherwise; callbacks are called on that loop and must not block.
 """
 
+import hashlib
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -61,6 +63,16 @@ class Function:
     failure: str | None = None  # why the model could not be sealed
     created_s: float = 0.0  # Unix time
     updated_s: float = 0.0
+    adapters: Mapping[str, str] = field(default_factory=dict)  # name: digest, as last sealed
+
+    @property
+    def revision(self) -> str:
+        """Ten hex digits: the spec's revision and, as they may change under the same name, the
+        contents of its adapters."""
+        if not self.adapters:
+            return self.spec.revision
+        contents = json.dumps([self.spec.revision, sorted(self.adapters.items())])
+        return hashlib.sha256(contents.encode()).hexdigest()[:10]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +89,8 @@ class Assignment:
     speculation: Speculation = "auto"
     prefix_snapshot_bytes: int = 0
     pooling: Pooling = "auto"
+    adapters: Mapping[str, str] = field(default_factory=dict)  # name: digest
+    adapter_cache_bytes: int = 0  # for those in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +146,16 @@ class Registry(Protocol):
         ...
 
     async def set_sealed(
-        self, name: str, revision: str, *, snapshot: str | None, failure: str | None
+        self,
+        name: str,
+        revision: str,
+        *,
+        snapshot: str | None,
+        failure: str | None,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """Record how sealing ended; ignored where the function has another revision by now."""
+        """Record how sealing the spec's `revision` ended; ignored where the function has another
+        by now. `adapters` None leaves what is known of them."""
         ...
 
     def subscribe(self, changed: Callable[[str], None]) -> None:
@@ -206,6 +227,12 @@ class Sealer(Protocol):
         """Digest of the snapshot; idempotent. `progress` gets 0.0 to 1.0.
 
         Raises SnapshotError with the reason for the user.
+        """
+        ...
+
+    async def seal_adapters(self, spec: FunctionSpec, *, snapshot: str) -> Mapping[str, str]:
+        """Digests of the function's adapters by name, sealed for the model of this snapshot, which
+        stays as it is; idempotent. Raises SnapshotError.
         """
         ...
 

@@ -33,6 +33,7 @@ from glowplug.keys_file import read_keys
 from scaler.app import Scaler
 from scaler.fleets.local import LocalFleet
 from scaler.registry import SqliteRegistry
+from snapshot.adapter_store import AdapterStore
 from snapshot.node_cache import NodeCache
 from snapshot.sealer import ProcessSealer
 
@@ -137,11 +138,15 @@ def _pod_command(settings: ServeSettings, data: DataFolder) -> list[str]:
 
 
 async def _forget_lost_snapshots(registry: Registry, cache: NodeCache) -> None:
-    """Have those functions sealed again whose snapshot was removed while no server ran."""
+    """Have those functions sealed again whose snapshot, or an adapter, was removed while no server
+    ran."""
+    adapters = AdapterStore(cache)
     for function in await registry.list():
         try:
             if function.snapshot is not None:
                 cache.path(function.snapshot)
+                for digest in function.adapters.values():
+                    adapters.path(digest)
         except NotFound:
             spec = function.spec
             log.warning("%s: its snapshot is not in the cache; sealing it again", spec.name)

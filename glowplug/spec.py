@@ -10,7 +10,15 @@ import math
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from glowplug.errors import InvalidSpec
 
@@ -18,6 +26,8 @@ _DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _BYTES_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|)")
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,63}")
+MAX_ADAPTERS = 128
 _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 Dtype = Literal["bfloat16", "float32"]
@@ -114,6 +124,16 @@ class FunctionSpec(BaseModel):
         description="of hot prompt prefixes' KV, kept for the next start",
     )
 
+    adapters: dict[str, str] = Field(
+        {},
+        max_length=MAX_ADAPTERS,
+        description="LoRA adapters by name: folders that PEFT saved; requests name one as "
+        "function:adapter",
+    )
+    adapter_cache_bytes: Bytes = Field(
+        512 * 2**20, ge=2**20, description="memory of one replica for adapters in use"
+    )
+
     min_replicas: int = Field(0, ge=0, le=1000)
     max_replicas: int = Field(1, ge=1, le=1000)
     idle_s: Seconds = Field(60.0, ge=0, le=7 * 86400, description="idle time until scale to zero")
@@ -132,6 +152,19 @@ class FunctionSpec(BaseModel):
         600.0, gt=0, le=86400, description="longest time for one request, all of it"
     )
     queue: QueueLimits = QueueLimits()
+
+    @field_validator("adapters")
+    @classmethod
+    def _adapters_named(cls, adapters: dict[str, str]) -> dict[str, str]:
+        for name, source in adapters.items():
+            if _ADAPTER_NAME.fullmatch(name) is None:
+                raise ValueError(
+                    f"{name[:80]!r} is not a name for an adapter; use letters, digits, '-', '_' "
+                    "and '.', 64 characters at most, the first one a letter or digit"
+                )
+            if not 0 < len(source) <= 4096 or not source.isprintable():
+                raise ValueError(f"{name}: give the folder that PEFT's save_pretrained wrote")
+        return adapters
 
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:
@@ -162,6 +195,8 @@ class FunctionSpec(BaseModel):
                 "speculation",
                 "prefix_snapshot_bytes",
                 "pooling",
+                "adapters",
+                "adapter_cache_bytes",
             )
         }
         return hashlib.sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()[:10]

@@ -53,7 +53,7 @@ class Launcher:
         assignment = Assignment(
             replica=f"{spec.name}-{secrets.token_hex(4)}",
             function=spec.name,
-            revision=spec.revision,
+            revision=tracked.revision,
             snapshot=snapshot,
             max_context=spec.max_context,
             max_seqs=spec.max_seqs,
@@ -61,6 +61,8 @@ class Launcher:
             speculation=spec.speculation,
             prefix_snapshot_bytes=spec.prefix_snapshot_bytes,
             pooling=spec.pooling,
+            adapters=tracked.function.adapters,
+            adapter_cache_bytes=spec.adapter_cache_bytes,
         )
         _log.info("%s: starting replica %s", spec.name, assignment.replica)
         entry = self._state.replicas.expect(assignment, now_s=self._now())

@@ -21,7 +21,7 @@ from scaler.endpoints import ScalerEndpoints
 from scaler.launcher import Launcher
 from scaler.metrics import ScalerMetrics
 from scaler.plan import Demand, Policy, plan
-from scaler.sealing import Sealing
+from scaler.sealing import Outcome, Sealing
 from scaler.state import State, Tracked
 
 _log = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ class Reconciler:
                 if function.updated_s != tracked.function.updated_s:  # deployed again: try again
                     tracked.breaker = Breaker()
                 sealed = function.snapshot is not None or function.failure is not None
-                if sealed or function.spec.revision != tracked.revision:
+                if sealed or function.revision != tracked.revision:
                     tracked.sealing_progress = None
                 self._update(tracked, function)
             else:
@@ -245,10 +245,20 @@ class Reconciler:
             self._state.functions[name].sealing_progress = done
             self._endpoints.refresh(name)
 
-    def _sealed(self, spec: FunctionSpec, snapshot: str | None, failure: str | None) -> None:
+    def _sealed(self, spec: FunctionSpec, outcome: Outcome) -> None:
         """Known here before the registry's own notice, so that no second seal begins."""
         tracked = self._state.functions.get(spec.name)
-        if tracked is not None and tracked.revision == spec.revision:
+        if tracked is not None and tracked.function.spec.revision == spec.revision:
             tracked.sealing_progress = None
-            self._update(tracked, replace(tracked.function, snapshot=snapshot, failure=failure))
+            function = tracked.function
+            adapters = function.adapters if outcome.adapters is None else outcome.adapters
+            self._update(
+                tracked,
+                replace(
+                    function,
+                    snapshot=outcome.snapshot,
+                    failure=outcome.failure,
+                    adapters=adapters,
+                ),
+            )
             self._changed(spec.name)

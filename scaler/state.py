@@ -33,7 +33,7 @@ class Tracked:
     @property
     def revision(self) -> str:
         """The current revision."""
-        return self.function.spec.revision
+        return self.function.revision
 
     @property
     def max_context(self) -> int | None:

@@ -1,9 +1,11 @@
-"""The sealing process, run by sealer.py:
+"""The sealing process, run by sealer.py, for a model or for adapters of a sealed model:
 
     python -m snapshot.seal_process CACHE SOURCE DTYPE QUANTIZATION
+    python -m snapshot.seal_process CACHE --adapters SNAPSHOT NAME=SOURCE ...
 
 Writes JSON lines to its standard output: any number of {"progress": 0.5}, then one of
-{"digest": "sha256-..."} and {"error": "UnsupportedModel", "message": "..."}. Its standard input is
+{"digest": "sha256-..."}, {"digests": {"NAME": "sha256-..."}} and
+{"error": "UnsupportedModel", "message": "..."}. Its standard input is
 a pipe that nobody writes to: when it ends, whoever asked for the snapshot is gone, and so it goes.
 """
 
@@ -12,7 +14,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pydantic import TypeAdapter
 
@@ -24,15 +26,20 @@ _PROGRESS_STEP = 0.005
 
 
 def main() -> int:
-    """Seal one source as the command line says. Exit status 0 whenever the outcome was written."""
-    cache, source, dtype, quantization = sys.argv[1:]
+    """Seal what the command line says. Exit status 0 whenever the outcome was written."""
+    cache, *what = sys.argv[1:]
     os.nice(NICENESS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # Libraries may print: what they print must not end up between our lines.
+    line: dict[str, Any]
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)
         try:
-            line = {"digest": _seal(out, cache, source, dtype=dtype, quantization=quantization)}
+            if what[0] == "--adapters":
+                line = {"digests": _seal_adapters(cache, *what[1:])}
+            else:
+                source, dtype, quantization = what
+                line = {"digest": _seal(out, cache, source, dtype=dtype, quantization=quantization)}
         except SnapshotError as error:
             line = {"error": type(error).__name__, "message": error.message}
         print(json.dumps(line), file=out)
@@ -63,6 +70,25 @@ def _seal(out: IO[str], cache: str, source: str, *, dtype: str, quantization: st
         cache=NodeCache(Path(cache)),
         progress=progress,
     )
+
+
+def _seal_adapters(cache: str, snapshot: str, *sources: str) -> dict[str, str]:
+    import torch
+
+    from snapshot.adapter_seal import seal_adapter
+    from snapshot.adapter_store import AdapterStore
+    from snapshot.node_cache import NodeCache
+
+    torch.set_num_threads(1)
+    store = AdapterStore(NodeCache(Path(cache)))
+    digests = {}
+    for each in sources:
+        name, _, source = each.partition("=")
+        try:
+            digests[name] = seal_adapter(source, snapshot=snapshot, store=store)
+        except SnapshotError as error:
+            raise type(error)(f"adapters.{name}: {error.message}") from None
+    return digests
 
 
 def _end_with_parent() -> None:

@@ -10,12 +10,13 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from glowplug.errors import CorruptSnapshot, SnapshotError, UnsupportedModel
 from glowplug.spec import Dtype, FunctionSpec, Quantization
+from snapshot.adapter_store import AdapterStore, adapter_fingerprint
 from snapshot.node_cache import NodeCache
 from snapshot.source import find_source, fingerprint
 
@@ -70,6 +71,31 @@ class ProcessSealer:
             spec.model, dtype=spec.dtype, quantization=spec.quantization, progress=progress
         )
 
+    async def seal_adapters(self, spec: FunctionSpec, *, snapshot: str) -> Mapping[str, str]:
+        """Digests of the function's adapters, for the model of this snapshot, by name.
+
+        Raises:
+            SnapshotError: with the adapter's name, the reason and what to do, for the user.
+        """
+        if not spec.adapters:
+            return {}
+        store = AdapterStore(self._cache)
+        digests = await asyncio.to_thread(_find_adapters, spec.adapters, snapshot, store)
+        missing = {name: spec.adapters[name] for name, digest in digests.items() if digest is None}
+        if missing:
+            arguments = ["--adapters", snapshot]
+            arguments += [f"{name}={source}" for name, source in missing.items()]
+            digests |= (await self._child(arguments, f"{len(missing)} adapters", ignore))["digests"]
+        sealed = {name: digest for name, digest in digests.items() if digest is not None}
+        for name, digest in sealed.items():
+            size_bytes = store.size_bytes(digest)
+            if size_bytes > spec.adapter_cache_bytes:
+                raise SnapshotError(
+                    f"adapters.{name}: {size_bytes} bytes, over adapter_cache_bytes "
+                    f"({spec.adapter_cache_bytes}); raise it"
+                )
+        return sealed
+
     async def seal_source(
         self,
         source: str,
@@ -113,10 +139,16 @@ class ProcessSealer:
             del self._jobs[wanted]
 
     async def _run(self, wanted: _Wanted, report: Callable[[float], None]) -> str:
+        return str((await self._child(wanted, wanted.source, report))["digest"])
+
+    async def _child(
+        self, arguments: Sequence[str], what: str, report: Callable[[float], None]
+    ) -> dict[str, Any]:
+        """The outcome of a sealing process (see seal_process.py) with these arguments."""
         async with self._one_at_a_time:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "snapshot.seal_process"),
-                *(str(self._cache.root.absolute()), *wanted),
+                *(str(self._cache.root.absolute()), *arguments),
                 stdin=asyncio.subprocess.PIPE,  # never written to: its end says that we are gone
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -129,7 +161,7 @@ class ProcessSealer:
                 )
                 status = await process.wait()
                 if outcome is not None and status == 0:
-                    return _digest(outcome)
+                    return _checked(outcome)
             finally:
                 if process.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
@@ -137,8 +169,8 @@ class ProcessSealer:
                     await process.wait()
                 with contextlib.suppress(OSError, SnapshotError):
                     await asyncio.to_thread(self._cache.clean)
-            _log.error("sealing %s failed (%s)\n%s", wanted.source, status, errors)
-            raise SnapshotError(f"{wanted.source}: sealing failed, {_cause(status, errors)}")
+            _log.error("sealing %s failed (%s)\n%s", what, status, errors)
+            raise SnapshotError(f"{what}: sealing failed, {_cause(status, errors)}")
 
 
 async def _follow(
@@ -166,10 +198,28 @@ async def _tail(stderr: asyncio.StreamReader) -> str:
     return tail.decode(errors="replace")
 
 
-def _digest(outcome: dict[str, Any]) -> str:
+def _checked(outcome: dict[str, Any]) -> dict[str, Any]:
     if "error" in outcome:
         raise _ERRORS.get(outcome["error"], SnapshotError)(outcome["message"])
-    return str(outcome["digest"])
+    return outcome
+
+
+def ignore(_fraction: float) -> None:
+    """For sealing whose progress nobody follows."""
+
+
+def _find_adapters(
+    sources: Mapping[str, str], snapshot: str, store: AdapterStore
+) -> dict[str, str | None]:
+    """Each adapter's digest where it is sealed already."""
+    base = store.base(snapshot)
+    found = {}
+    for name, source in sources.items():
+        try:
+            found[name] = store.sealed(adapter_fingerprint(source, base))
+        except SnapshotError as error:
+            raise type(error)(f"adapters.{name}: {error.message}") from None
+    return found
 
 
 def _cause(status: int, errors: str) -> str:

@@ -62,6 +62,7 @@ def function_panel(function: "Json") -> Panel:
         ("revision", f"{function['revision']}, generation {function['generation']}"),
         ("snapshot", function["snapshot"] or "–"),
         ("context", _context(function)),
+        *([("adapters", escape(", ".join(spec["adapters"])))] if spec["adapters"] else []),
         ("limits", _limits(spec)),
         ("invoke URL", function["invoke_url"]),
         ("OpenAI base URL", function["openai_base_url"]),

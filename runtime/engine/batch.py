@@ -6,6 +6,7 @@ block table. Before attention reads the cache, the keys and values of all new to
 token sees those up to its own position, which is all that causality asks for, for drafts too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.pooling import pooled_rows
+from runtime.engine.request import Adapter
 from runtime.engine.scheduler import Chunk, Plan
 
 
@@ -34,6 +36,15 @@ class PooledRows:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRun:
+    """The rows start..end, of one sequence or several, have this adapter."""
+
+    start: int
+    end: int
+    adapter: Adapter
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One step's input: T tokens of S sequences, of which R need logits."""
 
@@ -45,6 +56,7 @@ class Batch:
     spans: tuple[Span, ...]  # S of them, in order
     logit_rows: Tensor | None  # [R] rows of T; None: all of them
     pooled: PooledRows | None = None  # of sequences to embed
+    adapters: tuple[AdapterRun, ...] = ()  # rows that are in none of them have no adapter
 
 
 def build_batch(plan: Plan, *, block_size: int, device: str) -> Batch:
@@ -77,7 +89,23 @@ def build_batch(plan: Plan, *, block_size: int, device: str) -> Batch:
         spans=tuple(spans),
         logit_rows=None if len(wanted) == row else _tensor(wanted, device=device),
         pooled=PooledRows(_tensor(np.asarray(pooled), device=device)) if pooled else None,
+        adapters=_adapter_runs(chunks),
     )
+
+
+def _adapter_runs(chunks: Sequence[Chunk]) -> tuple[AdapterRun, ...]:
+    runs: list[AdapterRun] = []
+    row = 0
+    for chunk in chunks:
+        end = row + chunk.count
+        if adapter := chunk.sequence.request.adapter:
+            last = runs[-1] if runs else None
+            if last and last.end == row and last.adapter is adapter:
+                runs[-1] = AdapterRun(last.start, end, adapter)
+            else:
+                runs.append(AdapterRun(row, end, adapter))
+        row = end
+    return tuple(runs)
 
 
 def _tables(plan: Plan, block_size: int) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,15 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
 
+class Adapter(Protocol):
+    """A LoRA adapter in memory (runtime/models/lora.py); here only who it is matters."""
+
+    @property
+    def digest(self) -> str:
+        """Names its contents: what is computed with another digest is never shared."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
     """One sequence to generate, or, with `pooling`, to embed.
@@ -74,6 +84,7 @@ class GenerationRequest:
     cache_salt: str = ""
     grammar: Grammar | None = None
     pooling: PoolingMethod | None = None
+    adapter: Adapter | None = None  # stays in memory as long as the request does
 
 
 @dataclass(frozen=True, slots=True)

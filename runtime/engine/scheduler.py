@@ -59,7 +59,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one step runs: decoding sequences first, then prefill chunks."""
+    """What one step runs: decoding sequences first, then prefill chunks; in either, those with the
+    same adapter lie together."""
 
     chunks: tuple[Chunk, ...]
 
@@ -74,6 +75,11 @@ class PrefixSource(Protocol):
     def load(self, hashes: list[bytes], blocks: list[int]) -> int:
         """Fill blocks with the beginning of a chain, as far as it is known; how many."""
         ...
+
+
+def _place(chunk: Chunk) -> tuple[bool, str]:
+    adapter = chunk.sequence.request.adapter
+    return not chunk.is_decode, adapter.digest if adapter else ""
 
 
 class Scheduler:
@@ -145,7 +151,7 @@ class Scheduler:
             if chunk.count:
                 chunks.append(chunk)
                 budget -= chunk.count
-        return Plan(tuple(sorted(chunks, key=lambda chunk: not chunk.is_decode)))
+        return Plan(tuple(sorted(chunks, key=_place)))
 
     @property
     def decoding(self) -> list[Sequence]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from runtime.engine.batch import Batch
 from runtime.engine.kv_cache import KVCache
 from runtime.kernels import kernels_for
+from runtime.kernels.adapted import adapted
 from runtime.kernels.interface import HeadShape, Kernels, Weight
 from runtime.models.rope import cos_sin_table
 from snapshot.model_config import ModelConfig
@@ -61,7 +62,7 @@ class Llama:
 
         Returns float32 logits [R, vocab] of the batch's logit rows.
         """
-        run, eps = self._kernels, self.config.rms_norm_eps
+        run, eps = adapted(self._kernels, batch.adapters), self.config.rms_norm_eps
         attention_plans = {
             window: run.plan_attention(batch, block_size=kv.block_size, window=window)
             for window in {layer.window for layer in self.layers}

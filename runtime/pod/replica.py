@@ -23,20 +23,24 @@ from llguidance import LLTokenizer
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
+from glowplug.contracts import Assignment
 from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
 from glowplug.http_protocol import JsonErrorProtocol
 from runtime.engine.encoder_loop import EncoderEngine
 from runtime.engine.loop import Engine, EngineLimits
 from runtime.engine.stored_prefixes import FILE as PREFIXES
 from runtime.engine.warmup import warm as warm_engine
-from runtime.models.registry import build_encoder, build_model
+from runtime.models.lora import load_adapter
+from runtime.models.registry import Model, build_encoder, build_model
 from runtime.pod.measuring import Measuring
 from runtime.pod.program import Settings, Start
+from runtime.server.adapters import AdapterCache
 from runtime.server.admission import Admission
 from runtime.server.app import build_app
 from runtime.server.engine_client import EngineClient
 from runtime.server.grammar_compiler import grammar_tokenizer
 from runtime.server.metrics import ReplicaMetrics
+from snapshot.adapter_store import AdapterStore
 from snapshot.encoder_config import EncoderConfig
 from snapshot.manifest import TOKENIZER, read_manifest
 from snapshot.node_cache import NodeCache
@@ -168,6 +172,7 @@ class ModelProgram:
         watch.lap("map")
         config = restored.manifest.config
         engine: Engine | EncoderEngine
+        adapters: AdapterCache | None = None
         if isinstance(config, EncoderConfig):
             encoder = build_encoder(config, restored.tensors)
             watch.lap("bind")
@@ -181,6 +186,7 @@ class ModelProgram:
             watch.lap("bind")
             tokenizer = self._tokenizer(assignment.snapshot)
             watch.lap("tokenizer")
+            adapters = self._adapters(assignment, model)
             engine = Engine(
                 model,
                 tokenizer,
@@ -208,6 +214,7 @@ class ModelProgram:
             tokenizer=tokenizer,
             manifest=restored.manifest,
             model_names=[assignment.function],
+            adapters=adapters,
             revision=assignment.revision,
             admission=admission,
             metrics=metrics.text,
@@ -227,6 +234,15 @@ class ModelProgram:
                     made.rename(self._cache.path(snapshot) / PREFIXES)
         except (OSError, NotFound) as error:
             log.warning("no prompt prefixes are kept: %s", error)
+
+    def _adapters(self, assignment: Assignment, model: Model) -> AdapterCache:
+        store = AdapterStore(self._cache)
+        return AdapterCache(
+            assignment.adapters,
+            size_of=store.size_bytes,
+            load=lambda digest: load_adapter(store.path(digest), model),
+            max_bytes=assignment.adapter_cache_bytes,
+        )
 
     def _tokenizer(self, snapshot: str) -> Tokenizer:
         """The snapshot's tokenizer, kept as the latest used. Raises CorruptSnapshot."""

@@ -99,6 +99,7 @@ class Job:
     shape: AnswerShape
     stream: bool
     stages_ms: Mapping[str, float]  # of the preparation
+    adapter: str | None = None  # the name of the one to answer with
 
 
 class Choice:

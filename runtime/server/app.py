@@ -27,6 +27,7 @@ from tokenizers import Tokenizer
 from glowplug.contracts import MAX_BODY_BYTES
 from glowplug.metrics import CONTENT_TYPE, MetricsText
 from glowplug.spec import Pooling
+from runtime.server.adapters import AdapterCache
 from runtime.server.admission import Admission
 from runtime.server.embeddings import Embedder, refuse_generation
 from runtime.server.endpoint import Handle, PostEndpoint
@@ -54,6 +55,7 @@ def build_app(
     admission: Admission,
     grammar_tokenizer: LLTokenizer | None = None,
     pooling: Pooling = "auto",
+    adapters: AdapterCache | None = None,
     max_body_bytes: int | None = None,
     metrics: MetricsText = lambda: "",
     context_note: str = "",
@@ -93,6 +95,7 @@ def build_app(
         context_note=context_note,
         vocab_size=vocab_size,
         created=int(time.time()),
+        adapters=adapters.names if adapters else (),
     )
     form = manifest.embeddings
     if pooling != "auto":
@@ -109,7 +112,10 @@ def build_app(
     def generates(prepare: Prepare, path: str) -> list[Route]:
         if encodes_only:
             return post(refuse_generation, path)
-        return post(partial(generate, engine=engine, prepare=partial(prepare, model)), path)
+        handle = partial(
+            generate, engine=engine, prepare=partial(prepare, model), adapters=adapters
+        )
+        return post(handle, path)
 
     def answers(answer: Answer, *paths: str) -> list[Route]:
         return post(partial(answer_json, answer=answer, model=model), *paths)
@@ -150,11 +156,11 @@ def _model_routes(model: ServedModel, *, tasks: list[str]) -> list[Route]:
         }
 
     async def list_models(_request: Request) -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [describe(name) for name in model.names]})
+        return JSONResponse({"object": "list", "data": [describe(name) for name in model.ids]})
 
     async def get_model(request: Request) -> JSONResponse:
         name = request.path_params["model"]
-        model.check_name(name)
+        model.adapter_of(name)
         return JSONResponse(describe(name))
 
     return [Route("/v1/models", list_models), Route("/v1/models/{model:path}", get_model)]

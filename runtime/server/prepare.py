@@ -63,15 +63,37 @@ class ServedModel:
     context_note: str  # why it is not the model's own, and what to do; may be empty
     vocab_size: int
     created: int  # Unix time
+    adapters: Sequence[str] = ()  # requests name one as `model:adapter`
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """What /v1/models lists: every name, then the first name with each adapter."""
+        return (*self.names, *(f"{self.names[0]}:{adapter}" for adapter in self.adapters))
 
     def check_name(self, name: str) -> None:
-        """Raises NotFound for any other model."""
-        if name not in self.names:
-            raise NotFound(
-                f"the model {name[:200]!r} does not exist; this is {self.names[0]!r}",
+        """Raises NotFound for any other model, and InvalidRequest for it with an adapter."""
+        if adapter := self.adapter_of(name):
+            raise InvalidRequest(
+                f"model: adapters ({adapter}) are not used here; ask for {self.names[0]!r}",
                 param="model",
-                code="model_not_found",
             )
+
+    def adapter_of(self, name: str) -> str | None:
+        """The adapter that a request's `model` names. Raises NotFound."""
+        if name in self.names:
+            return None
+        base, _, adapter = name.partition(":")
+        if base not in self.names or adapter not in self.adapters:
+            raise self._unknown(name)
+        return adapter
+
+    def _unknown(self, name: str) -> NotFound:
+        adapters = f", with the adapters {', '.join(self.adapters)}" if self.adapters else ""
+        return NotFound(
+            f"the model {name[:200]!r} does not exist; this is {self.names[0]!r}{adapters}",
+            param="model",
+            code="model_not_found",
+        )
 
 
 Prepare = Callable[[ServedModel, bytes], Awaitable[Job]]
@@ -82,7 +104,7 @@ async def prepare_chat(model: ServedModel, body: bytes) -> Job:
     """The job of a POST /v1/chat/completions. Raises InvalidRequest, NotFound."""
     stopwatch = Stopwatch()
     request = parse(ChatCompletionRequest, body)
-    model.check_name(request.model)
+    adapter = model.adapter_of(request.model)
     answers = _tool_answers(model, request)
     prompt = await model.encoder.chat(
         request.messages,
@@ -110,6 +132,7 @@ async def prepare_chat(model: ServedModel, body: bytes) -> Job:
         ),
         stream=bool(request.stream),
         stages_ms=stopwatch.stages,
+        adapter=adapter,
     )
 
 
@@ -117,7 +140,7 @@ async def prepare_completion(model: ServedModel, body: bytes) -> Job:
     """The job of a POST /v1/completions. Raises InvalidRequest, NotFound."""
     stopwatch = Stopwatch()
     request = parse(CompletionRequest, body)
-    model.check_name(request.model)
+    adapter = model.adapter_of(request.model)
     if len(request.prompt) * request.choices > MAX_SEQUENCES:
         raise InvalidRequest(
             f"prompt: {len(request.prompt)} prompts with n={request.choices} are over "
@@ -148,6 +171,7 @@ async def prepare_completion(model: ServedModel, body: bytes) -> Job:
         ),
         stream=bool(request.stream),
         stages_ms=stopwatch.stages,
+        adapter=adapter,
     )
 
 

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from glowplug.cli.main import app
-from glowplug.spec import FunctionSpec, QueueLimits, parse_bytes, parse_duration
+from glowplug.spec import MAX_ADAPTERS, FunctionSpec, QueueLimits, parse_bytes, parse_duration
 
 DEPLOY_MD = Path(__file__).parents[3] / "docs" / "deploy.md"
 
@@ -46,6 +46,8 @@ def test_defaults(field: str) -> None:
         assert shown == "–"
     elif info.default is None:
         assert shown == ("never" if field == "sleep_s" else "the model's")
+    elif info.default == {}:
+        assert shown == "none"
     elif isinstance(info.default, str):
         assert shown == f"`{info.default}`"
     else:
@@ -63,6 +65,8 @@ def test_limits(field: str) -> None:
     shown = table_rows()[field][2]
     if field in ("name", "model", "dtype", "quantization", "speculation", "pooling"):
         assert (low, high) == (None, None)
+    elif field == "adapters":
+        assert shown == f"to {MAX_ADAPTERS}"
     elif high is None:
         assert value_of(field, shown.removeprefix("from ")) == low
     elif low is None:
@@ -92,6 +96,8 @@ def test_revision_fields() -> None:
         "speculation": "off",
         "prefix_snapshot_bytes": 0,
         "pooling": "mean",
+        "adapters": {"a": "/a"},
+        "adapter_cache_bytes": 2**21,
         "min_replicas": 1,
         "max_replicas": 2,
         "idle_s": 1,

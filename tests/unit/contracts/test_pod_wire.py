@@ -26,7 +26,12 @@ replicas = st.builds(
     ready_s=times | st.none(),
 )
 messages = st.one_of(
-    st.builds(Assign, assignment=st.builds(Assignment)),
+    st.builds(
+        Assign,
+        assignment=st.builds(
+            Assignment, adapters=st.dictionaries(st.text(), st.text(), max_size=3)
+        ),
+    ),
     st.builds(Release, drain_s=times),
     st.builds(Prefetch),
     st.builds(Hello),

@@ -83,6 +83,12 @@ def test_defaults_scale_to_zero() -> None:
         ({"queue": {"max_requests": 0}}, "queue.max_requests", "greater than or equal to 1"),
         ({"min_replicas": 3, "max_replicas": 2}, "min_replicas", "lower min_replicas or raise"),
         ({"replicas": 3}, "replicas", "known ones are name, model"),
+        ({"adapters": {"a:b": "/a"}}, "adapters", "letters, digits"),
+        ({"adapters": {"": "/a"}}, "adapters", "letters, digits"),
+        ({"adapters": {"../a": "/a"}}, "adapters", "letters, digits"),
+        ({"adapters": {"a": ""}}, "adapters", "give the folder"),
+        ({"adapters": {"a": "/x\0y"}}, "adapters", "give the folder"),
+        ({"adapters": {f"a{n}": "/a" for n in range(129)}}, "adapters", "at most 128"),
         ({"queue": {"length": 3}}, "queue.length", "known ones are max_requests, max_bytes"),
     ],
 )
@@ -118,6 +124,8 @@ SERVING = {
     "speculation": "off",
     "prefix_snapshot_bytes": 0,
     "pooling": "mean",
+    "adapters": {"pirate": "/adapters/pirate"},
+    "adapter_cache_bytes": 2**22,
 }
 SCALING = {
     "min_replicas": 1,

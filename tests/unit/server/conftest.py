@@ -14,6 +14,7 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from runtime.engine.request import Delta, FinishReason, GenerationRequest
+from runtime.server.adapters import AdapterCache
 from runtime.server.admission import Admission
 from runtime.server.app import build_app
 from runtime.server.engine_client import EngineClient
@@ -131,6 +132,7 @@ class Settings:
     tokenizer: Tokenizer | None = None
     max_body_bytes: int | None = None
     max_running: int = 1024
+    adapters: AdapterCache | None = None
 
 
 @pytest.fixture(scope="session")
@@ -212,6 +214,7 @@ def replica(tiny_tokenizer):
             model_names=["tiny", "alias/of-tiny"],
             revision="0123456789",
             admission=admission,
+            adapters=settings.adapters,
             max_body_bytes=settings.max_body_bytes,
             pooling=settings.pooling,
         )
