@@ -10,7 +10,9 @@ from glowplug.errors import UnsupportedModel
 from runtime.engine.batch import Batch
 from runtime.engine.kv_cache import KVCache
 from runtime.kernels.interface import Weight
+from runtime.models.gemma import Gemma
 from runtime.models.llama import Llama
+from runtime.models.mixture import Mixture
 from snapshot.model_config import ModelConfig
 
 
@@ -26,7 +28,11 @@ class Model(Protocol):
         ...
 
 
-_ARCHITECTURES: dict[str, Callable[..., Model]] = {"llama": Llama}
+_ARCHITECTURES: dict[str, Callable[..., Model]] = {
+    "llama": Llama,
+    "mixture": Mixture,
+    "gemma": Gemma,
+}
 
 
 def build_model(

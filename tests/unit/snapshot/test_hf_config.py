@@ -178,7 +178,7 @@ def test_rope_gives_transformers_frequencies(family: str, fields: dict[str, Any]
     ("fields", "error", "message"),
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, UnsupportedModel, "'dynamic'"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, UnsupportedModel, "'longrope'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, CorruptSnapshot, "short_factor is missing"),
         ({"rope_scaling": {"rope_type": []}}, UnsupportedModel, r"'\[\]'"),
         ({"rope_scaling": "linear"}, CorruptSnapshot, "not an object"),
         ({"rope_scaling": {"type": "linear"}}, CorruptSnapshot, "factor is missing"),
