@@ -60,6 +60,10 @@ _SPLITS = {
     "tekken": _Split(pattern=_TEKKEN, whole_words=True, bos=True),
 }
 
+# Phi-3's special tokens swallow the space after them, but for these; files do not say so, llama.cpp
+# knows it.
+_PHI3_NOT_STRIPPING = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+
 # Control tokens that end an answer even where the metadata name only one of them, as in llama.cpp.
 _END_OF_GENERATION = {
     "<|eot_id|>",
@@ -103,9 +107,15 @@ def gguf_tokenizer(values: dict[str, Value], vocab_size: int, name: str) -> Text
         raise UnsupportedModel(
             f"{name}: the tokenizer {kind[:60]!r} is not supported; these are: gpt2 and llama"
         )
+    strips = kind == "llama" and metadata.text("general.architecture", "") == "phi3"
     tokenizer.add_special_tokens(
         [
-            AddedToken(token, normalized=False, special=True)
+            AddedToken(
+                token,
+                normalized=False,
+                special=True,
+                rstrip=strips and token not in _PHI3_NOT_STRIPPING,
+            )
             for token, type_ in zip(tokens, types, strict=True)
             if type_ in (_CONTROL, _UNKNOWN)
         ]

@@ -54,9 +54,15 @@ def save_checkpoint(
     return model
 
 
-def sealed(folder: Path, cache: Path, dtype: str = "float32") -> Model:
+def sealed(folder: Path, cache: Path, dtype: str = "float32", quantization: str = "none") -> Model:
     node_cache = NodeCache(cache)
-    digest = seal(str(folder), dtype=dtype, cache=node_cache, progress=lambda _: None)
+    digest = seal(
+        str(folder),
+        dtype=dtype,
+        quantization=quantization,
+        cache=node_cache,
+        progress=lambda _: None,
+    )
     return bind(cache, digest=digest)
 
 

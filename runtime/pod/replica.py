@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
 from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
+from runtime.engine.kv_cache import bytes_per_block
 from runtime.engine.loop import Engine, EngineLimits
 from runtime.engine.stored_prefixes import FILE as PREFIXES
 from runtime.engine.warmup import warm as warm_engine
@@ -143,8 +144,11 @@ class ModelProgram:
         torch.set_num_threads(1)  # small work: several threads would only wait for each other
         restored = restore(self._cache.path(assignment.snapshot))
         watch.lap("map")
+        config = restored.manifest.config
+        dtype: torch.dtype = getattr(torch, restored.manifest.dtype)  # they have torch's names
+        held = assignment.kv_cache_bytes // bytes_per_block(config, block_size=1, dtype=dtype)
         model = build_model(
-            restored.manifest.config, restored.tensors, max_context=assignment.max_context
+            config, restored.tensors, max_context=min(assignment.max_context or held, held)
         )
         watch.lap("bind")
         tokenizer = self._tokenizer(assignment.snapshot)

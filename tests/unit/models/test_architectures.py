@@ -7,6 +7,7 @@ from tiny_models import PROMPTS, SIZES, bind, reference, run, save_checkpoint, s
 
 from runtime.kernels.cpu_kernels import CpuKernels, cpu_kernels_supported
 from runtime.kernels.torch_kernels import TorchKernels
+from runtime.models import llama
 
 needs_cpu_kernels = pytest.mark.skipif(
     not cpu_kernels_supported(head_dim=32), reason="needs AVX-512 BF16 and the built extension"
@@ -169,6 +170,36 @@ def test_our_kernels_are_as_near_to_float32_as_torchs(name, tmp_path):
     torchs_error = (run(ours, PROMPTS, budget=64, steps=1)[:, 0] - exact).pow(2).mean()
     assert 0 < error <= 1.5 * torchs_error  # few sequences: chance decides within this
     assert error < 2e-3 * exact.pow(2).mean()
+
+
+@needs_cpu_kernels
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        gemma2(hidden_size=64, intermediate_size=96, head_dim=32, num_attention_heads=4),
+        phi3(hidden_size=192, intermediate_size=96),
+        qwen2_moe(
+            hidden_size=192,
+            num_experts_per_tok=5,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=64,
+        ),
+        qwen3_moe(hidden_size=64, head_dim=32, num_experts_per_tok=5, moe_intermediate_size=32),
+        # Experts of 72 rows, which are not whole tiles.
+        qwen3_moe(hidden_size=64, head_dim=32, num_experts_per_tok=5, moe_intermediate_size=36),
+    ],
+    ids=["gemma2", "phi3", "qwen2-moe", "qwen3-moe", "qwen3-moe-72"],
+)
+def test_quantised_weights(config, quantization, tmp_path, monkeypatch):
+    """Our kernels on the codes against torch's on the numbers that the codes stand for."""
+    save_checkpoint(config, tmp_path / "model", scale=0.1)
+    ours = sealed(tmp_path / "model", tmp_path / "cache", "bfloat16", quantization)
+    monkeypatch.setattr(llama, "kernels_for", lambda **_: TorchKernels(torch.bfloat16))
+    with_torch = bind(tmp_path / "cache")
+    logits = run(ours, PROMPTS, budget=64, steps=1)
+    expected = run(with_torch, PROMPTS, budget=64, steps=1)
+    assert (logits - expected).pow(2).mean() < 5e-3 * expected.pow(2).mean()
 
 
 @needs_cpu_kernels
