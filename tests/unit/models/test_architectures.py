@@ -215,3 +215,28 @@ def test_a_sequence_does_not_depend_on_its_company(name, tmp_path):
     alone = torch.cat([run(ours, [prompt], budget=64, steps=6) for prompt in prompts])
     for budget in (64, 7):
         assert torch.equal(run(ours, prompts, budget=budget, steps=6), alone)
+
+
+class Recording(TorchKernels):
+    """Kernels that keep the weights they were given."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float32)
+        self.read: list[int] = []
+
+    def linear(self, x, weight, bias):
+        self.read.append(weight.data_ptr())
+        return super().linear(x, weight, bias)
+
+
+def test_a_step_reads_the_chosen_experts_only_and_each_once(tmp_path):
+    save_checkpoint(mixtral(num_local_experts=16, num_hidden_layers=1), tmp_path / "model")
+    ours = sealed(tmp_path / "model", tmp_path / "cache")
+    (layer,) = ours._expert_layers.values()
+    experts = [expert.gate_up.data_ptr() for expert in layer.experts]
+    for prompts in ([[5]], [[5], [9], [77], [100]]):
+        ours._kernels = recording = Recording()
+        run(ours, prompts, budget=64, steps=1)
+        read = [pointer for pointer in recording.read if pointer in experts]
+        assert read == sorted(set(read))
+        assert 2 <= len(read) <= 2 * len(prompts)
