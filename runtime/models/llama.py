@@ -16,7 +16,7 @@ from runtime.engine.batch import Batch
 from runtime.engine.kv_cache import KVCache
 from runtime.kernels import kernels_for
 from runtime.kernels.interface import HeadShape, Kernels, Weight
-from runtime.models.rope import cos_sin_table
+from runtime.models.rope import cos_sin_table, rope_variant
 from snapshot.model_config import ModelConfig
 
 
@@ -66,6 +66,7 @@ class Llama:
         self.norm = self._bind_norm(norm)
         self.lm_head = self.embed if config.tie_embeddings else weight(tensors["lm_head"])
         self._rope = cos_sin_table(config, max_context).to(self.device)
+        self.kv_variant = type(self._kernels).__name__ + rope_variant(config, max_context)
         self._heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
 
     def forward(self, batch: Batch, kv: KVCache) -> Tensor:

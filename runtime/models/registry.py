@@ -22,6 +22,7 @@ class Model(Protocol):
     config: ModelConfig
     dtype: torch.dtype
     device: str
+    kv_variant: str  # what keys and values depend on beside the snapshot: kernels, rotary factors
 
     def forward(self, batch: Batch, kv: KVCache) -> Tensor:
         """One step: float32 logits [R, vocab] of the batch's logit rows."""

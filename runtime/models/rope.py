@@ -22,6 +22,13 @@ def cos_sin_table(config: ModelConfig, positions: int) -> Tensor:
     return _table(inverse_frequency, positions) * attention_factor
 
 
+def rope_variant(config: ModelConfig, positions: int) -> str:
+    """Names which of several tables `cos_sin_table` makes for so many positions."""
+    if config.rope_scaling.kind != "longrope":
+        return ""
+    return " long" if _is_long(config.rope_scaling, config, positions) else " short"
+
+
 def sliding_cos_sin_table(config: ModelConfig, positions: int) -> Tensor:
     """As `cos_sin_table`, for the layers with a sliding window: their own base, nothing scaled."""
     theta = config.sliding_rope_theta
@@ -112,7 +119,8 @@ def _yarn_attention_factor(scaling: RopeScaling) -> float:
 def _longrope(scaling: RopeScaling, config: ModelConfig, positions: int) -> tuple[Tensor, float]:
     """LongRoPE (Ding et al. 2024, arXiv 2402.13753): each frequency has its own divisor."""
     original = scaling.original_max_positions or config.max_positions
-    factors = scaling.long_factors if positions > original else scaling.short_factors
+    long = _is_long(scaling, config, positions)
+    factors = scaling.long_factors if long else scaling.short_factors
     attention_factor = scaling.attention_factor
     if attention_factor is None:
         attention_factor = (
@@ -122,3 +130,7 @@ def _longrope(scaling: RopeScaling, config: ModelConfig, positions: int) -> tupl
         )
     powers = _powers(config.rope_theta, config.rotary_dim or config.head_dim)
     return 1.0 / (torch.tensor(factors) * powers), attention_factor
+
+
+def _is_long(scaling: RopeScaling, config: ModelConfig, positions: int) -> bool:
+    return positions > (scaling.original_max_positions or config.max_positions)

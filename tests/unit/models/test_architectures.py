@@ -107,9 +107,11 @@ def test_the_longest_context_decides_between_the_factors_of_longrope(tmp_path):
     theirs = save_checkpoint(longrope(original=8), tmp_path / "model")
     long, short = PROMPTS[0], PROMPTS[1]
     ours = sealed(tmp_path / "model", tmp_path / "cache")
+    assert ours.kv_variant == "TorchKernels long"
     logits = run(ours, [long], budget=64, steps=6)[0]
     torch.testing.assert_close(logits, reference(theirs, long, 6), atol=2e-4, rtol=1e-4)
     ours = bind(tmp_path / "cache", max_context=8)
+    assert ours.kv_variant == "TorchKernels short"
     logits = run(ours, [short], budget=64, steps=6)[0]
     torch.testing.assert_close(logits, reference(theirs, short, 6), atol=2e-4, rtol=1e-4)
 
