@@ -4,6 +4,7 @@ transformers: models/{bert,roberta,xlm_roberta}/, also for the defaults.
 """
 
 import re
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +92,23 @@ def _padding_id(fields: dict[str, Any], path: Path) -> int:
     return padding
 
 
-def encoder_prefix(names: Any) -> str:
-    """What comes before the encoder's own names in a file of these tensors: a model with a head on
-    it calls the encoder `bert.` or `roberta.`."""
-    return next((prefix for prefix in ("bert.", "roberta.") if prefix + _TOP["embed"] in names), "")
+def encoder_names(stored: Container[str]) -> Callable[[str], str]:
+    """The namer of parts, for a checkpoint with these tensors: a model with a head on it calls the
+    encoder `bert.` or `roberta.`.
 
+    `layers.0.q_bias` -> `bert.encoder.layer.0.attention.self.query.bias`.
+    """
+    prefix = next((each for each in ("bert.", "roberta.") if each + _TOP["embed"] in stored), "")
 
-def encoder_tensor_name(part: str, prefix: str) -> str:
-    """`layers.0.q_bias` -> `bert.encoder.layer.0.attention.self.query.bias`."""
-    if part in _TOP:
-        return prefix + _TOP[part]
-    _, layer, last = part.split(".")
-    stem = last.removesuffix("_bias")
-    suffix = "bias" if stem != last else "weight"
-    return f"{prefix}encoder.layer.{layer}.{_LAYER[stem]}.{suffix}"
+    def name_of(part: str) -> str:
+        if part in _TOP:
+            return prefix + _TOP[part]
+        _, layer, last = part.split(".")
+        stem = last.removesuffix("_bias")
+        suffix = "bias" if stem != last else "weight"
+        return f"{prefix}encoder.layer.{layer}.{_LAYER[stem]}.{suffix}"
+
+    return name_of
 
 
 def is_no_encoder_weight(name: str) -> bool:

@@ -79,3 +79,11 @@ def bytes_per_block(config: ModelConfig, *, block_size: int, dtype: torch.dtype)
     """Memory of one block over all layers."""
     per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     return per_token * block_size * dtype.itemsize
+
+
+def tokens_held(
+    config: ModelConfig, *, kv_cache_bytes: int, block_size: int, dtype: torch.dtype
+) -> int:
+    """How many tokens a cache of this size holds, in whole blocks."""
+    block_bytes = bytes_per_block(config, block_size=block_size, dtype=dtype)
+    return kv_cache_bytes // block_bytes * block_size

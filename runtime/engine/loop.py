@@ -34,7 +34,6 @@ from runtime.engine.sequence import Sequence
 from runtime.engine.speculation import MAX_DRAFTS, StepCost, worthwhile
 from runtime.engine.step_sizes import StepSizes
 from runtime.engine.stored_prefixes import StoredPrefixes
-from runtime.kernels import kernels_for
 from runtime.models.registry import Model
 
 log = logging.getLogger(__name__)
@@ -126,11 +125,7 @@ class Engine:
             StoredPrefixes(
                 prefixes,
                 self._kv,
-                kernels=type(
-                    kernels_for(
-                        dtype=model.dtype, device=model.device, head_dim=model.config.head_dim
-                    )
-                ).__name__,
+                kernels=model.kv_variant,
                 max_bytes=limits.prefix_snapshot_bytes,
             )
             if prefixes and limits.prefix_snapshot_bytes

@@ -91,6 +91,20 @@ AVX512 INLINE __m512 exp_negative(__m512 x) {
   return _mm512_scalef_ps(y, n);
 }
 
+// 1 / (1 + e^-x): of e^-|x|, so that nothing overflows.
+AVX512 INLINE __m512 sigmoid(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0f), zero = _mm512_setzero_ps();
+  __m512 down = exp_negative(_mm512_sub_ps(zero, _mm512_abs_ps(x)));
+  __mmask16 negative = _mm512_cmp_ps_mask(x, zero, _CMP_LT_OQ);
+  return _mm512_div_ps(_mm512_mask_mov_ps(one, negative, down), _mm512_add_ps(one, down));
+}
+
+// cap * tanh(x / cap), with tanh(t) = 2 sigmoid(2t) - 1; absolute error below cap * 2e-7.
+AVX512 INLINE __m512 soft_cap(__m512 x, float cap) {
+  __m512 s = sigmoid(_mm512_mul_ps(x, _mm512_set1_ps(2.0f / cap)));
+  return _mm512_fmsub_ps(s, _mm512_set1_ps(2.0f * cap), _mm512_set1_ps(cap));
+}
+
 // ----------------------------------------------------------------------------------------- linear
 //
 // Products are summed in float32 with fused multiply-add, which without AMX is twice as fast as the
@@ -242,7 +256,7 @@ struct Attention {
   const int64_t* position;    // [rows] of the token; it sees the keys up to its own
   bf16* out;                  // [rows, heads, dim]
   int64_t rows, heads, kv_heads, dim, block_size, width, window;
-  float scale;
+  float scale, cap;  // cap: scores are soft-capped, unless it is 0
   int64_t group() const { return heads / kv_heads; }
   int64_t part_size() const { return group() * (dim + 2); }
   int64_t first(int64_t row) const {
@@ -295,6 +309,7 @@ AVX512 void attend(const Attention& a, int64_t row, int64_t kv_head, int64_t par
         dots[i] = dot;
       }
       __m512 scores = _mm512_mul_ps(sum_each(dots), _mm512_set1_ps(a.scale));
+      if (a.cap > 0) scores = soft_cap(scores, a.cap);
       float top = std::max(out.max[g], _mm512_mask_reduce_max_ps(seen, scores));
       float keep = std::exp(out.max[g] - top);
       __m512 weights = _mm512_maskz_mov_ps(
@@ -372,7 +387,7 @@ void attention(const Attention& a) {
 
 // ------------------------------------------------------------------- norm, rotation, gate, softmax
 
-AVX512 void rms_norm_row(const float* x, const float* weight, bf16* y, int64_t n, float eps) {
+AVX512 INLINE float inverse_rms(const float* x, int64_t n, float eps) {
   __m512 squares = _mm512_setzero_ps();
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
@@ -381,27 +396,51 @@ AVX512 void rms_norm_row(const float* x, const float* weight, bf16* y, int64_t n
   }
   float sum = _mm512_reduce_add_ps(squares);
   for (; i < n; ++i) sum += x[i] * x[i];
-  float inverse = 1.0f / std::sqrt(sum / static_cast<float>(n) + eps);
-  for (i = 0; i + 16 <= n; i += 16)
+  return 1.0f / std::sqrt(sum / static_cast<float>(n) + eps);
+}
+
+AVX512 void rms_norm_row(const float* x, const float* weight, bf16* y, int64_t n, float eps) {
+  const float inverse = inverse_rms(x, n, eps);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16)
     store_bf16(y + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(inverse)),
                                     _mm512_loadu_ps(weight + i)));
   for (; i < n; ++i) y[i] = narrow1(x[i] * inverse * weight[i]);
 }
 
+// y += the norm of x.
+AVX512 void add_rms_norm_row(const float* x, const float* weight, float* y, int64_t n, float eps) {
+  const float inverse = inverse_rms(x, n, eps);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    __m512 normed = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(inverse));
+    _mm512_storeu_ps(y + i, _mm512_fmadd_ps(normed, _mm512_loadu_ps(weight + i),
+                                            _mm512_loadu_ps(y + i)));
+  }
+  for (; i < n; ++i) y[i] += x[i] * inverse * weight[i];
+}
+
+AVX512 void soft_cap_row(float* x, int64_t n, float cap) {
+  for (int64_t i = 0; i < n; i += 16) {
+    const __mmask16 lanes = static_cast<__mmask16>((1u << std::min<int64_t>(16, n - i)) - 1);
+    _mm512_mask_storeu_ps(x + i, lanes, soft_cap(_mm512_maskz_loadu_ps(lanes, x + i), cap));
+  }
+}
+
 struct Rotate {
   const bf16* qkv;           // [tokens, (heads + 2 kv_heads) * dim]
-  const float* table;        // [positions, 2, dim / 2] cosines, sines
+  const float* table;        // [positions, 2, rotary / 2] cosines, sines
   const int64_t *positions, *slots;  // [tokens]
   const float *q_norm, *k_norm;      // [dim], or null
   bf16 *q, *keys, *values;   // q [tokens, heads, dim]; caches [slots, kv_heads, dim]
-  int64_t tokens, heads, kv_heads, dim;
+  int64_t tokens, heads, kv_heads, dim, rotary;  // the first `rotary` of a head are rotated
   float eps;
 };
 
 AVX512 void rotate_head(const Rotate& a, const bf16* in, const float* norm, const float* cos_sin,
                         bf16* out) {
   float x[MAX_DIM];
-  const int64_t half = a.dim / 2;
+  const int64_t half = a.rotary / 2;
   for (int64_t d = 0; d < a.dim; ++d) x[d] = widen1(in[d]);
   if (norm) {
     float sum = 0;
@@ -414,11 +453,12 @@ AVX512 void rotate_head(const Rotate& a, const bf16* in, const float* norm, cons
     out[d] = narrow1(x[d] * cos - x[d + half] * sin);
     out[d + half] = narrow1(x[d + half] * cos + x[d] * sin);
   }
+  for (int64_t d = a.rotary; d < a.dim; ++d) out[d] = narrow1(x[d]);
 }
 
 AVX512 void rotate_token(const Rotate& a, int64_t t) {
   const bf16* in = a.qkv + t * (a.heads + 2 * a.kv_heads) * a.dim;
-  const float* cos_sin = a.table + a.positions[t] * a.dim;
+  const float* cos_sin = a.table + a.positions[t] * a.rotary;
   for (int64_t h = 0; h < a.heads; ++h)
     rotate_head(a, in + h * a.dim, a.q_norm, cos_sin, a.q + (t * a.heads + h) * a.dim);
   bf16* key = a.keys + a.slots[t] * a.kv_heads * a.dim;
@@ -428,22 +468,31 @@ AVX512 void rotate_token(const Rotate& a, int64_t t) {
               in + (a.heads + a.kv_heads) * a.dim, a.kv_heads * a.dim * sizeof(bf16));
 }
 
-// y = silu(gate) * up, where a row is all of gate, then up.
-AVX512 void silu_mul_row(const bf16* gate_up, bf16* y, int64_t n) {
+// What a gate passes on: of SiLU x sigmoid(x); of GELU, in its tanh form, x sigmoid(2u) with
+// u = sqrt(2 / pi) (x + 0.044715 x^3), as (1 + tanh u) / 2 = sigmoid(2u).
+enum Gate { SILU, GELU_TANH };
+
+template <Gate GATE>
+AVX512 INLINE __m512 pass(__m512 x) {
+  if (GATE == SILU) return _mm512_mul_ps(x, sigmoid(x));
+  __m512 cubic = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(0.044715f),
+                                 _mm512_set1_ps(1.0f));
+  __m512 twice_u = _mm512_mul_ps(_mm512_mul_ps(x, cubic), _mm512_set1_ps(1.5957691216f));
+  return _mm512_mul_ps(x, sigmoid(twice_u));
+}
+
+// y = pass(gate) * up, where a row is all of gate, then up.
+template <Gate GATE>
+AVX512 void gate_row(const bf16* gate_up, bf16* y, int64_t n) {
   int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    __m512 gate = load_bf16(gate_up + i);
-    __m512 down = exp_negative(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(gate)));
-    // sigmoid(g) = 1 / (1 + e^-|g|) for g >= 0, e^-|g| / (1 + e^-|g|) below
-    __m512 one = _mm512_set1_ps(1.0f);
-    __mmask16 negative = _mm512_cmp_ps_mask(gate, _mm512_setzero_ps(), _CMP_LT_OQ);
-    __m512 sigmoid = _mm512_div_ps(_mm512_mask_mov_ps(one, negative, down),
-                                   _mm512_add_ps(one, down));
-    store_bf16(y + i, _mm512_mul_ps(_mm512_mul_ps(gate, sigmoid), load_bf16(gate_up + n + i)));
-  }
-  for (; i < n; ++i) {
-    float gate = widen1(gate_up[i]);
-    y[i] = narrow1(gate / (1.0f + std::exp(-gate)) * widen1(gate_up[n + i]));
+  for (; i + 16 <= n; i += 16)
+    store_bf16(y + i, _mm512_mul_ps(pass<GATE>(load_bf16(gate_up + i)),
+                                    load_bf16(gate_up + n + i)));
+  if (i < n) {
+    const __mmask16 rest = static_cast<__mmask16>((1u << (n - i)) - 1);
+    __m512 out = _mm512_mul_ps(pass<GATE>(load_bf16(rest, gate_up + i)),
+                               load_bf16(rest, gate_up + n + i));
+    _mm256_mask_storeu_epi16(y + i, rest, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(out)));
   }
 }
 
@@ -528,12 +577,13 @@ PyObject* py_quantized_rows(PyObject*, PyObject* const* args, Py_ssize_t count) 
 }
 
 PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 15) return wrong_count();
+  if (count != 16) return wrong_count();
   Attention a{pointer<bf16>(args[0]),    pointer<bf16>(args[1]),    pointer<bf16>(args[2]),
               pointer<int64_t>(args[3]), pointer<int64_t>(args[4]), pointer<int64_t>(args[5]),
               pointer<bf16>(args[6]),    integer(args[7]),          integer(args[8]),
               integer(args[9]),          integer(args[10]),         integer(args[11]),
-              integer(args[12]),         integer(args[13]),         number(args[14])};
+              integer(args[12]),         integer(args[13]),         number(args[14]),
+              number(args[15])};
   if (PyErr_Occurred()) return nullptr;
   Py_BEGIN_ALLOW_THREADS;
   attention(a);
@@ -553,25 +603,49 @@ PyObject* py_rms_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return done();
 }
 
+PyObject* py_add_rms_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 6) return wrong_count();
+  const float* x = pointer<float>(args[0]);
+  const float* weight = pointer<float>(args[1]);
+  float* y = pointer<float>(args[2]);
+  int64_t rows = integer(args[3]), n = integer(args[4]);
+  float eps = number(args[5]);
+  if (PyErr_Occurred()) return nullptr;
+  pool().run(rows, 8,
+             [&](int64_t row) { add_rms_norm_row(x + row * n, weight, y + row * n, n, eps); });
+  return done();
+}
+
+PyObject* py_soft_cap(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4) return wrong_count();
+  float* x = pointer<float>(args[0]);
+  int64_t rows = integer(args[1]), n = integer(args[2]);
+  float cap = number(args[3]);
+  if (PyErr_Occurred()) return nullptr;
+  pool().run(rows, 1, [&](int64_t row) { soft_cap_row(x + row * n, n, cap); });
+  return done();
+}
+
 PyObject* py_rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 14) return wrong_count();
+  if (count != 15) return wrong_count();
   Rotate a{pointer<bf16>(args[0]),    pointer<float>(args[1]), pointer<int64_t>(args[2]),
            pointer<int64_t>(args[3]), pointer<float>(args[4]), pointer<float>(args[5]),
            pointer<bf16>(args[6]),    pointer<bf16>(args[7]),  pointer<bf16>(args[8]),
            integer(args[9]),          integer(args[10]),       integer(args[11]),
-           integer(args[12]),         number(args[13])};
+           integer(args[12]),         integer(args[13]),       number(args[14])};
   if (PyErr_Occurred()) return nullptr;
   pool().run(a.tokens, 4, [&](int64_t token) { rotate_token(a, token); });
   return done();
 }
 
-PyObject* py_silu_mul(PyObject*, PyObject* const* args, Py_ssize_t count) {
+template <Gate GATE>
+PyObject* py_gate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 4) return wrong_count();
   const bf16* gate_up = pointer<bf16>(args[0]);
   bf16* y = pointer<bf16>(args[1]);
   int64_t rows = integer(args[2]), n = integer(args[3]);
   if (PyErr_Occurred()) return nullptr;
-  pool().run(rows, 4, [&](int64_t row) { silu_mul_row(gate_up + row * 2 * n, y + row * n, n); });
+  pool().run(rows, 4, [&](int64_t row) { gate_row<GATE>(gate_up + row * 2 * n, y + row * n, n); });
   return done();
 }
 
@@ -585,7 +659,10 @@ PyMethodDef methods[] = {
     {"attention", reinterpret_cast<PyCFunction>(py_attention), METH_FASTCALL, nullptr},
     {"rms_norm", reinterpret_cast<PyCFunction>(py_rms_norm), METH_FASTCALL, nullptr},
     {"rotate", reinterpret_cast<PyCFunction>(py_rotate), METH_FASTCALL, nullptr},
-    {"silu_mul", reinterpret_cast<PyCFunction>(py_silu_mul), METH_FASTCALL, nullptr},
+    {"add_rms_norm", reinterpret_cast<PyCFunction>(py_add_rms_norm), METH_FASTCALL, nullptr},
+    {"soft_cap", reinterpret_cast<PyCFunction>(py_soft_cap), METH_FASTCALL, nullptr},
+    {"silu_mul", reinterpret_cast<PyCFunction>(py_gate<SILU>), METH_FASTCALL, nullptr},
+    {"gelu_mul", reinterpret_cast<PyCFunction>(py_gate<GELU_TANH>), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

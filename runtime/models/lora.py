@@ -1,11 +1,10 @@
 """Load a sealed LoRA adapter for a model. What it then does: runtime/kernels/adapted.py."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from glowplug.errors import CorruptSnapshot, UnsupportedModel
 from runtime.kernels.adapted import LoraAdapter
+from runtime.models.llama import Llama
 from runtime.models.registry import Model
 from snapshot.adapter_layout import adapted_parts
 from snapshot.adapter_restore import restore_adapter
@@ -32,8 +31,8 @@ def load_adapter(path: Path, model: Model) -> LoraAdapter:
 
 def _weight(model: Model, name: str) -> object:
     """The model's own object for a tensor of layout.py: `layers.3.qkv`."""
-    layers: Sequence[Any] | None = getattr(model, "layers", None)
-    if layers is None:
+    if not isinstance(model, Llama):
         raise UnsupportedModel(f"adapters of {model.config.architecture} models are not supported")
     _, number, block = name.split(".")
-    return getattr(layers[int(number)], block)
+    layer = model.mlps if block in ("gate_up", "down") else model.layers
+    return getattr(layer[int(number)], block)

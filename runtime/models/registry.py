@@ -12,7 +12,9 @@ from runtime.engine.encoder_batch import EncoderBatch
 from runtime.engine.kv_cache import KVCache
 from runtime.kernels.interface import Weight
 from runtime.models.bert import Bert
+from runtime.models.gemma import Gemma
 from runtime.models.llama import Llama
+from runtime.models.mixture import Mixture
 from snapshot.encoder_config import EncoderConfig
 from snapshot.model_config import ModelConfig
 
@@ -23,6 +25,7 @@ class Model(Protocol):
     config: ModelConfig
     dtype: torch.dtype
     device: str
+    kv_variant: str  # what keys and values depend on beside the snapshot: kernels, rotary factors
 
     def forward(self, batch: Batch, kv: KVCache) -> Tensor:
         """One step: float32 logits [R, vocab] of the batch's logit rows. Fills `batch.pooled` in,
@@ -42,7 +45,11 @@ class Encoder(Protocol):
         ...
 
 
-_ARCHITECTURES: dict[str, Callable[..., Model]] = {"llama": Llama}
+_ARCHITECTURES: dict[str, Callable[..., Model]] = {
+    "llama": Llama,
+    "mixture": Mixture,
+    "gemma": Gemma,
+}
 _ENCODERS: dict[str, Callable[[EncoderConfig, Mapping[str, Weight]], Encoder]] = {"bert": Bert}
 
 

@@ -27,6 +27,7 @@ from glowplug.contracts import Assignment
 from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
 from glowplug.http_protocol import JsonErrorProtocol
 from runtime.engine.encoder_loop import EncoderEngine
+from runtime.engine.kv_cache import bytes_per_block
 from runtime.engine.loop import Engine, EngineLimits
 from runtime.engine.stored_prefixes import FILE as PREFIXES
 from runtime.engine.warmup import warm as warm_engine
@@ -182,7 +183,11 @@ class ModelProgram:
                 encoder, max_context=assignment.max_context, emit=client.emit, on_crash=on_crash
             )
         else:
-            model = build_model(config, restored.tensors, max_context=assignment.max_context)
+            dtype: torch.dtype = getattr(torch, restored.manifest.dtype)  # they have torch's names
+            held = assignment.kv_cache_bytes // bytes_per_block(config, block_size=1, dtype=dtype)
+            model = build_model(
+                config, restored.tensors, max_context=min(assignment.max_context or held, held)
+            )
             watch.lap("bind")
             tokenizer = self._tokenizer(assignment.snapshot)
             watch.lap("tokenizer")
