@@ -17,6 +17,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "linear.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace {
+
 struct Attention {
   const bf16* q;              // [rows, heads, dim]
   const bf16 *keys, *values;  // [blocks, block_size, kv_heads, dim]
@@ -32,7 +38,7 @@ struct Attention {
   }
 };
 
-constexpr int64_t STEP_KEYS = 64, PART_KEYS = 256, MAX_DIM = 256;
+constexpr int64_t STEP_KEYS = 64, PART_KEYS = 256;
 constexpr int64_t TILE_QUERIES = 24;  // so many share a step's keys; more would leave the caches
 constexpr int AT_ONCE = 4;            // queries in registers together
 constexpr int64_t MANY_ITEMS = 16;    // then no context is shared out between threads
@@ -391,3 +397,5 @@ void attention(const Attention& a) {
     merge(a, tile_of(item), item / count, parts(tile_of(item)), of(item));
   });
 }
+
+}  // namespace
