@@ -107,6 +107,7 @@ class Replica:
     stages_ms: Mapping[str, float] = field(default_factory=dict)  # of its start, once ready
     max_context: int | None = None  # tokens of one sequence, once ready
     reason: str | None = None  # why it is gone
+    snapshot_lost: bool = False  # it is gone as its node has no such snapshot, or a damaged one
     pid: int | None = None
     asleep: bool = False  # ready, without its KV memory; the next request wakes it
     assigned_s: float = 0.0  # time.monotonic()
@@ -222,6 +223,10 @@ class Fleet(Protocol):
 
 class Sealer(Protocol):
     """Turns a model source into a snapshot in the node cache."""
+
+    async def check(self, spec: FunctionSpec) -> None:
+        """Raises SnapshotError where it is plain at once that `seal` cannot succeed."""
+        ...
 
     async def seal(self, spec: FunctionSpec, progress: Callable[[float], None]) -> str:
         """Digest of the snapshot; idempotent. `progress` gets 0.0 to 1.0.

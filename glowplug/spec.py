@@ -29,6 +29,8 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|)")
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,63}")
 MAX_ADAPTERS = 128
 _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 Dtype = Literal["bfloat16", "float32"]
 Quantization = Literal["none", "int8", "int4"]
@@ -97,6 +99,9 @@ class FunctionSpec(BaseModel):
         pattern=r"\S",
         max_length=4096,
         description="a folder, a .gguf file, or package://PACKAGE/FILE.gguf",
+    )
+    digest: str | None = Field(
+        None, description="the snapshot that the model must be sealed into, or fetched as"
     )
     dtype: Dtype = Field("bfloat16", description="precision that the weights are sealed in")
     quantization: Quantization = Field(
@@ -180,6 +185,34 @@ class FunctionSpec(BaseModel):
             )
         return self
 
+    @field_validator("model")
+    @classmethod
+    def _model_is_a_source(cls, model: str) -> str:
+        """What can be said of a source without looking: the rest is `find_source`'s."""
+        if not model.strip() or not model.isprintable():
+            raise ValueError("give a folder, a .gguf file or package://PACKAGE/FILE.gguf")
+        scheme = _SCHEME.match(model)
+        if scheme and scheme[1] != "package":
+            raise ValueError(
+                f"{scheme[0][:40]} is no kind of source; give a folder, a .gguf file or "
+                "package://PACKAGE/FILE.gguf"
+            )
+        if model.lower().endswith(_PICKLES):
+            raise ValueError(
+                f"{model[:200]} is a Python pickle, which can run code when read; give a folder "
+                "with .safetensors files or a .gguf file"
+            )
+        return model
+
+    @field_validator("digest")
+    @classmethod
+    def _digest_is_one(cls, digest: str | None) -> str | None:
+        if digest is not None and not re.fullmatch(r"sha256-[0-9a-f]{64}", digest):
+            raise ValueError(
+                "write sha256- and 64 hexadecimal digits, as glowplug snapshots ls --json shows it"
+            )
+        return digest
+
     @property
     def revision(self) -> str:
         """Ten hex digits that name this version of the model and its serving settings."""
@@ -187,6 +220,7 @@ class FunctionSpec(BaseModel):
             field: getattr(self, field)
             for field in (
                 "model",
+                "digest",
                 "dtype",
                 "quantization",
                 "max_context",

@@ -33,15 +33,18 @@ class Launcher:
         state: State,
         metrics: ScalerMetrics,
         changed: Callable[[str], None],
+        snapshot_lost: Callable[[Tracked], bool],
         now: Callable[[], float],
         retry_s: float,
     ) -> None:
-        """`changed(function)` is called after each change of its replicas. `retry_s` is the wait
-        after the fleet could not be followed."""
+        """`changed(function)` is called after each change of its replicas; `snapshot_lost` when one
+        of the current revision did not find its snapshot whole: True means that this is taken care
+        of. `retry_s` is the wait after the fleet could not be followed."""
         self._fleet = fleet
         self._state = state
         self._metrics = metrics
         self._changed = changed
+        self._snapshot_lost = snapshot_lost
         self._now = now
         self._retry_s = retry_s
         self._given_up: set[str] = set()  # ids the fleet may still report, of failed assignments
@@ -145,7 +148,8 @@ class Launcher:
         if replica.state is ReplicaState.GONE:
             self._given_up.discard(replica.id)
             if entry is not None:
-                self._gone(entry, replica.reason or "it ended by itself")
+                reason = replica.reason or "it ended by itself"
+                self._gone(entry, reason, snapshot_lost=replica.snapshot_lost)
             return
         if replica.id in self._given_up:
             if replica.state is not ReplicaState.DRAINING:
@@ -229,8 +233,9 @@ class Launcher:
             tracked.context = (replica.revision, replica.max_context)
             if replica.revision == tracked.revision:
                 tracked.breaker = tracked.breaker.became_ready()
+                tracked.recovering = False
 
-    def _gone(self, entry: Entry, reason: str) -> None:
+    def _gone(self, entry: Entry, reason: str, *, snapshot_lost: bool = False) -> None:
         replica, now_s = entry.replica, self._now()
         self._state.replicas.remove(replica.id)
         tracked = self._state.functions.get(replica.function)
@@ -239,7 +244,11 @@ class Launcher:
             if tracked is not None and entry.ready_at_s is not None:
                 tracked.breaker = tracked.breaker.ended_well()
         elif entry.ready_at_s is None:
-            self._start_failed(replica, reason)
+            is_current = tracked is not None and replica.revision == tracked.revision
+            if snapshot_lost and is_current and tracked and self._snapshot_lost(tracked):
+                _log.warning("%s: %s; getting it again", replica.function, reason)
+            else:
+                self._start_failed(replica, reason)
         else:
             _log.warning("%s: replica %s died: %s", replica.function, replica.id, reason)
             if tracked is not None and replica.revision == tracked.revision:

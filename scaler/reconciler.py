@@ -60,6 +60,7 @@ class Reconciler:
             state=state,
             metrics=metrics,
             changed=self._changed,
+            snapshot_lost=self._snapshot_lost,
             now=now,
             retry_s=retry_s,
         )
@@ -76,6 +77,7 @@ class Reconciler:
         self._functions_known = asyncio.Event()
         self._replicas_known = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._forgetting: set[asyncio.Task[None]] = set()
         registry.subscribe(lambda _: self._registry_changed.set())
         demand.subscribe(self._demand_edge)
 
@@ -91,9 +93,10 @@ class Reconciler:
 
     async def stop(self, *, drain_s: float | None = None) -> None:
         """End the loop. Replicas go on, unless `drain_s` is given: then all are released."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._forgetting]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._sealing.stop()
         await self._launcher.stop(drain_s=drain_s)
 
@@ -219,6 +222,7 @@ class Reconciler:
             elif function != tracked.function:
                 if function.updated_s != tracked.function.updated_s:  # deployed again: try again
                     tracked.breaker = Breaker()
+                    tracked.recovering = False
                 sealed = function.snapshot is not None or function.failure is not None
                 if sealed or function.revision != tracked.revision:
                     tracked.sealing_progress = None
@@ -239,6 +243,27 @@ class Reconciler:
         if function.snapshot is not None and function.snapshot != tracked.function.snapshot:
             self._launcher.prefetch(function.snapshot)  # just sealed: calls are likely soon
         tracked.function = function
+
+    def _snapshot_lost(self, tracked: Tracked) -> bool:
+        """Have the function's snapshot made or fetched again, as after a deploy. The first time it
+        is no failed start: those who wait go on waiting. From then on, until a replica is ready,
+        it is one too, so that a snapshot that stays broken comes to rest."""
+        function, is_first = tracked.function, not tracked.recovering
+        if function.snapshot is not None:
+            tracked.recovering = True
+            self._update(tracked, replace(function, snapshot=None))
+            self._forgetting.add(task := asyncio.create_task(self._forget_snapshot(function)))
+            task.add_done_callback(self._forgetting.discard)
+            self._sealing.ensure(each.function for each in self._state.functions.values())
+        return is_first
+
+    async def _forget_snapshot(self, function: Function) -> None:
+        spec = function.spec
+        try:
+            await self._registry.set_sealed(spec.name, spec.revision, snapshot=None, failure=None)
+        except Exception:  # the next start fails in the same way, and this is tried again
+            _log.exception("%s: the registry did not forget its lost snapshot", spec.name)
+            self._registry_changed.set()
 
     def _seal_progress(self, name: str, done: float) -> None:
         if name in self._state.functions:

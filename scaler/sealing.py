@@ -75,10 +75,27 @@ class Sealing:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, spec: FunctionSpec) -> None:
+        failure = await self._check(spec)
+        if failure is not None:
+            await self._finish(spec, Outcome(failure=failure))
+            return
         async with self._turn:
             _log.info("%s: sealing %s as revision %s", spec.name, spec.model, spec.revision)
             self._progress(spec.name, 0.0)
             outcome = await self._seal(spec)
+        await self._finish(spec, outcome)
+
+    async def _check(self, spec: FunctionSpec) -> str | None:
+        """The failure of a model that is not there, which need not wait for its turn to say so."""
+        try:
+            await self._sealer.check(spec)
+        except GlowplugError as error:
+            return error.message[:_MAX_FAILURE_CHARS]
+        except Exception:  # sealing will say it, after trying again
+            _log.exception("%s: its model could not be checked", spec.name)
+        return None
+
+    async def _finish(self, spec: FunctionSpec, outcome: Outcome) -> None:
         if outcome.failure is None:
             _log.info("%s: sealed as %s", spec.name, outcome.snapshot)
         else:

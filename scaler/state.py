@@ -24,6 +24,7 @@ class Tracked:
     sealing_progress: float | None = None  # 0.0 to 1.0 while sealing
     last_start_ms: Mapping[str, float] = field(default_factory=dict)
     context: tuple[str, int | None] = ("", None)  # a revision, and its replicas' max_context
+    recovering: bool = False  # its snapshot was lost, and no replica has been ready since
 
     @property
     def name(self) -> str:

@@ -11,8 +11,9 @@ The manifest lists every other file with its size and SHA-256, so the digest cov
 
 import hashlib
 from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from glowplug.errors import CorruptSnapshot
 from glowplug.spec import Dtype, PoolingMethod, Quantization
@@ -25,15 +26,25 @@ WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer.json"
 MAX_MANIFEST_BYTES = 16 * 2**20
 MAX_SPECIAL_TOKENS = 16  # before or after a text
+_SHA256 = r"^[0-9a-f]{64}$"
 
 
 class FileEntry(BaseModel):
-    """One file of the snapshot."""
+    """One file of the snapshot. A large one also has the hashes of its pieces (hashing.py)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     size: int = Field(ge=0)
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    sha256: str = Field(pattern=_SHA256)
+    piece_bytes: int = Field(0, ge=0)
+    piece_sha256: tuple[Annotated[str, Field(pattern=_SHA256)], ...] = ()
+
+    @model_validator(mode="after")
+    def _pieces_fit(self) -> Self:
+        count = -(-self.size // self.piece_bytes) if self.piece_bytes else 0
+        if len(self.piece_sha256) != count:
+            raise ValueError(f"{len(self.piece_sha256)} pieces, its size asks for {count}")
+        return self
 
 
 class ChatFormat(BaseModel):
@@ -125,19 +136,7 @@ def read_manifest(folder: Path) -> Manifest:
             data = file.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
         raise CorruptSnapshot(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > MAX_MANIFEST_BYTES or digest_of(data) != folder.name:
-        raise CorruptSnapshot(f"{path}: does not match the snapshot's digest; seal it again")
-    try:
-        manifest = Manifest.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise CorruptSnapshot(f"{path}: {first['loc']}: {first['msg']}; seal it again") from None
-    if manifest.format != FORMAT:
-        raise CorruptSnapshot(
-            f"{path}: format {manifest.format}, this version reads {FORMAT}; seal it again"
-        )
-    if manifest.files.keys() != {WEIGHTS, TOKENIZER}:
-        raise CorruptSnapshot(f"{path}: lists other files than a snapshot has; seal it again")
+    manifest = parse_manifest(data, digest=folder.name, where=str(path))
     for name, entry in manifest.files.items():
         size = (folder / name).stat().st_size if (folder / name).is_file() else -1
         if size != entry.size:
@@ -145,4 +144,26 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{folder / name}: {size if size >= 0 else 'no'} bytes, the manifest says "
                 f"{entry.size}; delete the snapshot and seal it again"
             )
+    return manifest
+
+
+def parse_manifest(data: bytes, *, digest: str, where: str) -> Manifest:
+    """Check a manifest's bytes against the digest, and what they say. `where` is for the message.
+
+    Raises:
+        CorruptSnapshot: changed, of another format, or it lists other files than a snapshot has.
+    """
+    if len(data) > MAX_MANIFEST_BYTES or digest_of(data) != digest:
+        raise CorruptSnapshot(f"{where}: does not match the snapshot's digest; seal it again")
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CorruptSnapshot(f"{where}: {first['loc']}: {first['msg']}; seal it again") from None
+    if manifest.format != FORMAT:
+        raise CorruptSnapshot(
+            f"{where}: format {manifest.format}, this version reads {FORMAT}; seal it again"
+        )
+    if manifest.files.keys() != {WEIGHTS, TOKENIZER}:
+        raise CorruptSnapshot(f"{where}: lists other files than a snapshot has; seal it again")
     return manifest

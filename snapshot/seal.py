@@ -4,14 +4,15 @@ Runs in a process of its own (seal_process.py), as it brings torch and reads unt
 directly in scripts. Blocking; safe to run for the same source in several processes at once.
 """
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from glowplug.errors import CorruptSnapshot, SnapshotError
+from glowplug.errors import SnapshotError
 from glowplug.spec import Dtype, Quantization
 from snapshot.checkpoint import Checkpoint
+from snapshot.eviction import make_room, trim
+from snapshot.hashing import file_entry
 from snapshot.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -20,11 +21,11 @@ from snapshot.manifest import (
     FileEntry,
     Manifest,
     digest_of,
-    read_manifest,
 )
 from snapshot.node_cache import NodeCache, sync_folder
 from snapshot.source import Source, find_source, fingerprint
 from snapshot.weights import write_weights
+from snapshot.weights_file import plan_weights
 
 
 def seal(
@@ -51,15 +52,22 @@ def seal(
             digest = cache.sealed(key)  # by another process, while this one waited
             if digest is None:
                 manifest = _make(
-                    folder, found, dtype=dtype, quantization=quantization, progress=progress
+                    folder,
+                    found,
+                    dtype=dtype,
+                    quantization=quantization,
+                    make_room=lambda size: make_room(cache, size),
+                    progress=progress,
                 )
                 if fingerprint(found, dtype, quantization) != key:
                     raise SnapshotError(f"{source}: it changed while it was sealed; seal it again")
-                digest = _move_into_place(folder, digest_of(manifest), cache)
+                digest = digest_of(manifest)
+                cache.put(folder, digest)
                 cache.record_sealed(key, digest)
     except OSError as error:
         place = error.filename or cache.root
         raise SnapshotError(f"{place}: {error.strerror}; sealing {source} failed") from error
+    trim(cache, keep={digest})
     progress(1.0)
     return digest
 
@@ -70,11 +78,13 @@ def _make(
     *,
     dtype: Dtype,
     quantization: Quantization,
+    make_room: Callable[[int], object],
     progress: Callable[[float], None],
 ) -> bytes:
     """Make the snapshot in `folder`; returns its manifest's bytes."""
     checkpoint = _open(source)
     text = checkpoint.text
+    make_room(plan_weights(checkpoint.config, dtype, quantization).size_bytes)
     folder.mkdir()
     weights = write_weights(
         folder / WEIGHTS, checkpoint, dtype=dtype, quantization=quantization, progress=progress
@@ -100,20 +110,6 @@ def _make(
     return manifest
 
 
-def _move_into_place(folder: Path, digest: str, cache: NodeCache) -> str:
-    target = cache.root / digest
-    if target.exists():  # made before, of the same bytes
-        try:
-            read_manifest(target)
-        except CorruptSnapshot:
-            cache.remove_folder(target)
-        else:
-            return digest
-    folder.rename(target)
-    sync_folder(cache.root)
-    return digest
-
-
 def _open(source: Source) -> Checkpoint:
     if source.kind == "gguf":
         from snapshot.gguf_source import open_gguf
@@ -129,4 +125,4 @@ def _write(path: Path, data: bytes) -> FileEntry:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    return FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return file_entry(data)

@@ -6,23 +6,17 @@ torch. A model that is sealed already is found without a child, by a few stats.
 
 import asyncio
 import contextlib
-import json
 import logging
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from glowplug.errors import CorruptSnapshot, SnapshotError, UnsupportedModel
+from glowplug.errors import SnapshotError
 from glowplug.spec import Dtype, FunctionSpec, Quantization
 from snapshot.adapter_store import AdapterStore, adapter_fingerprint
+from snapshot.child_job import JobCrashed, run_job
 from snapshot.node_cache import NodeCache
 from snapshot.source import find_source, fingerprint
-
-_ERRORS = {kind.__name__: kind for kind in (SnapshotError, UnsupportedModel, CorruptSnapshot)}
-_MAX_LINE_BYTES = 1 << 16
-_STDERR_TAIL_BYTES = 1 << 14
 
 _log = logging.getLogger("glowplug.snapshot")
 
@@ -121,9 +115,22 @@ class ProcessSealer:
                 self._forget(wanted, job)
                 job.task.cancel()
 
-    def _find(self, wanted: _Wanted) -> str | None:
+    async def recorded(self, spec: FunctionSpec) -> str | None:
+        """The digest that the function's model was sealed into, whether or not that snapshot is in
+        the cache; None: it was not sealed yet. Costs some stats.
+
+        Raises:
+            SnapshotError: there is no such model.
+        """
+        wanted = _Wanted(spec.model, spec.dtype, spec.quantization)
+        return await asyncio.to_thread(lambda: self._cache.recorded(self._fingerprint(wanted)))
+
+    def _fingerprint(self, wanted: _Wanted) -> str:
         source = find_source(wanted.source)
-        return self._cache.sealed(fingerprint(source, wanted.dtype, wanted.quantization))
+        return fingerprint(source, wanted.dtype, wanted.quantization)
+
+    def _find(self, wanted: _Wanted) -> str | None:
+        return self._cache.sealed(self._fingerprint(wanted))
 
     def _start(self, wanted: _Wanted) -> _Job:
         def report(fraction: float) -> None:
@@ -146,62 +153,16 @@ class ProcessSealer:
     ) -> dict[str, Any]:
         """The outcome of a sealing process (see seal_process.py) with these arguments."""
         async with self._one_at_a_time:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "snapshot.seal_process"),
-                *(str(self._cache.root.absolute()), *arguments),
-                stdin=asyncio.subprocess.PIPE,  # never written to: its end says that we are gone
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                limit=_MAX_LINE_BYTES,
-            )
+            root = str(self._cache.root.absolute())
             try:
-                outcome, errors = await asyncio.gather(
-                    _follow(cast(asyncio.StreamReader, process.stdout), report),
-                    _tail(cast(asyncio.StreamReader, process.stderr)),
-                )
-                status = await process.wait()
-                if outcome is not None and status == 0:
-                    return _checked(outcome)
+                return await run_job("snapshot.seal_process", [root, *arguments], report)
+            except JobCrashed as error:
+                cause, errors = error.args
+                _log.error("sealing %s failed: %s\n%s", what, cause, errors)
+                raise SnapshotError(f"{what}: sealing failed, {cause}") from None
             finally:
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-                    await process.wait()
                 with contextlib.suppress(OSError, SnapshotError):
                     await asyncio.to_thread(self._cache.clean)
-            _log.error("sealing %s failed (%s)\n%s", what, status, errors)
-            raise SnapshotError(f"{what}: sealing failed, {_cause(status, errors)}")
-
-
-async def _follow(
-    stdout: asyncio.StreamReader, report: Callable[[float], None]
-) -> dict[str, Any] | None:
-    """Report the child's progress; its outcome line, if it got that far."""
-    outcome: dict[str, Any] | None = None
-    async for line in stdout:
-        try:
-            message = json.loads(line)
-        except ValueError:  # it died while it wrote
-            break
-        if "progress" in message:
-            report(message["progress"])
-        else:
-            outcome = message
-    return outcome
-
-
-async def _tail(stderr: asyncio.StreamReader) -> str:
-    """The end of what the child wrote to its standard error, for the log."""
-    tail = b""
-    while chunk := await stderr.read(_STDERR_TAIL_BYTES):
-        tail = (tail + chunk)[-_STDERR_TAIL_BYTES:]
-    return tail.decode(errors="replace")
-
-
-def _checked(outcome: dict[str, Any]) -> dict[str, Any]:
-    if "error" in outcome:
-        raise _ERRORS.get(outcome["error"], SnapshotError)(outcome["message"])
-    return outcome
 
 
 def ignore(_fraction: float) -> None:
@@ -220,12 +181,3 @@ def _find_adapters(
         except SnapshotError as error:
             raise type(error)(f"adapters.{name}: {error.message}") from None
     return found
-
-
-def _cause(status: int, errors: str) -> str:
-    if status < 0:
-        name = signal.Signals(-status).name
-        hint = "; was there too little memory?" if status == -signal.SIGKILL else ""
-        return f"its process was ended by {name}{hint}"
-    last = errors.strip().rpartition("\n")[2][:200]
-    return f"its process ended with status {status}: {last or 'no reason given'}"

@@ -25,6 +25,10 @@ def deploy(
         str,
         typer.Option(metavar="SOURCE", help="A folder, a .gguf file or package://PACKAGE/FILE."),
     ],
+    digest: Annotated[
+        str | None,
+        typer.Option(metavar="SHA256", help="The snapshot that the model must be sealed into."),
+    ] = None,
     idle: Annotated[
         str | None, typer.Option(metavar="TIME", help="Idle time until scale to zero, as 30s.")
     ] = None,
@@ -93,6 +97,7 @@ def deploy(
     spec = _given(
         name=name,
         model=absolute_source(model),
+        digest=digest,
         idle_s=idle,
         sleep_s=sleep,
         min_replicas=min_replicas,

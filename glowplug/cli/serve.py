@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from glowplug.cli.options import DEFAULT_DATA, DataDir
+from glowplug.cli.options import DEFAULT_DATA, DataDir, Store, StoreEndpoint
 
 _URL = re.compile(r"[\x21-\x7e]{1,2048}")
 
@@ -20,6 +20,14 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class Verify(StrEnum):
+    """How much of a snapshot is read and compared with its hashes before it is served."""
+
+    ALWAYS = "always"
+    SAMPLED = "sampled"
+    NEVER = "never"
 
 
 def _checked_url(text: str | None) -> str | None:
@@ -56,9 +64,23 @@ def serve(
         str | None,
         typer.Option(metavar="URL", help="How clients reach this server.", callback=_checked_url),
     ] = None,
+    cache_limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Of the node cache, as 200GiB: the longest unused go."),
+    ] = None,
+    verify: Annotated[
+        Verify, typer.Option(help="How much of a snapshot to check before it is served.")
+    ] = Verify.NEVER,
+    store: Store = None,
+    store_endpoint: StoreEndpoint = None,
+    trust: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="KEY", help="Public key (PEM) that must have signed; repeatable."),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="What to log.")] = LogLevel.INFO,
 ) -> None:
     """Serve functions on this machine until Ctrl-C."""
+    from glowplug.cli.options import size
     from glowplug.serve import ServeSettings
     from glowplug.serve import serve as run
 
@@ -71,5 +93,10 @@ def serve(
             keys=keys,
             public_url=public_url,
             log_level=log_level,
+            cache_limit_bytes=size(cache_limit, "--cache-limit"),
+            verify=verify,
+            store=store,
+            store_endpoint=store_endpoint,
+            trust=tuple(trust or ()),
         )
     )

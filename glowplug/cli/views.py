@@ -77,7 +77,7 @@ def function_panel(function: "Json") -> Panel:
 def snapshot_table(snapshots: "Sequence[CachedSnapshot]") -> Table:
     """One row a snapshot."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("SNAPSHOT", "MODEL", "WEIGHTS", "SIZE", "SEALED", "SOURCE"):
+    for column in ("SNAPSHOT", "MODEL", "WEIGHTS", "SIZE", "LAST USED", "STATE", "SOURCE"):
         table.add_column(column, overflow="fold")
     for snapshot in snapshots:
         table.add_row(
@@ -85,10 +85,15 @@ def snapshot_table(snapshots: "Sequence[CachedSnapshot]") -> Table:
             snapshot.architecture,
             snapshot.dtype if snapshot.quantization == "none" else snapshot.quantization,
             f"{snapshot.size_bytes / 2**20:.0f} MiB",
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.created_s)),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.last_used_s)),
+            ", ".join(_snapshot_states(snapshot)) or "–",
             escape(snapshot.source),
         )
     return table
+
+
+def _snapshot_states(snapshot: "CachedSnapshot") -> list[str]:
+    return ["in use"] * bool(snapshot.users) + ["pinned"] * snapshot.pinned
 
 
 def timing_table(columns: "Sequence[tuple[str, Answer]]") -> Table:

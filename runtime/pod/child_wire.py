@@ -103,6 +103,7 @@ class Failed:
     """Child (or the fork server in its place) → supervisor, before it ends: why, for the user."""
 
     message: str
+    snapshot_lost: bool = False  # the snapshot is not on this node, or damaged
 
 
 Message = (

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from glowplug.contracts import Assignment
 from glowplug.stages import Stopwatch
+from snapshot.verification import Verification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class Settings:
 
     cache: Path  # the node cache
     threads: int  # for a replica's computations
+    verify: Verification = "never"  # how much of a snapshot is checked before it is served
 
 
 class Ready(Protocol):

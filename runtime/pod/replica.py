@@ -6,12 +6,13 @@ the engine has its own thread.
 """
 
 import asyncio
+import hashlib
 import logging
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from socket import socket
 from typing import Any
 
@@ -46,6 +47,7 @@ from snapshot.encoder_config import EncoderConfig
 from snapshot.manifest import TOKENIZER, read_manifest
 from snapshot.node_cache import NodeCache
 from snapshot.restore import restore
+from snapshot.verification import verify_files
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ class ModelProgram:
 
     def __init__(self, settings: Settings) -> None:
         self._cache = NodeCache(settings.cache)
+        self._verify = settings.verify
+        self._in_use = ExitStack()  # as long as the process lives
         self._threads = settings.threads
         # Loading one takes 100 ms and holds the interpreter's lock from beginning to end, so it
         # cannot be done beside anything; children of the fork server inherit these.
@@ -125,14 +129,18 @@ class ModelProgram:
             loop.call_soon_threadsafe(start.slept, asleep)
 
         admission = Admission()
-        engine, app = self._restore(
-            start,
-            client=client,
-            admission=admission,
-            metrics=metrics,
-            on_crash=on_crash,
-            on_sleep=on_sleep,
-        )
+        try:
+            engine, app = self._restore(
+                start,
+                client=client,
+                admission=admission,
+                metrics=metrics,
+                on_crash=on_crash,
+                on_sleep=on_sleep,
+            )
+        except CorruptSnapshot as error:  # no other replica must meet it
+            self._cache.quarantine(start.assignment.snapshot, error.message)
+            raise
         measuring = Measuring(text=metrics.text, send=start.measured)
         metrics.on_change = measuring.changed
         server = _Server(app, accepting=accepting)
@@ -169,7 +177,11 @@ class ModelProgram:
         """Everything from the snapshot to a running engine and its app; blocks for some ms."""
         watch, assignment = start.stopwatch, start.assignment
         torch.set_num_threads(1)  # small work: several threads would only wait for each other
-        restored = restore(self._cache.path(assignment.snapshot))
+        folder = self._in_use.enter_context(self._cache.used(assignment.snapshot))
+        if self._verify != "never":
+            verify_files(folder, read_manifest(folder), self._verify)
+            watch.lap("verify")
+        restored = restore(folder)
         watch.lap("map")
         config = restored.manifest.config
         engine: Engine | EncoderEngine
@@ -250,12 +262,25 @@ class ModelProgram:
         )
 
     def _tokenizer(self, snapshot: str) -> Tokenizer:
-        """The snapshot's tokenizer, kept as the latest used. Raises CorruptSnapshot."""
+        """The snapshot's tokenizer, kept as the latest used. Raises CorruptSnapshot.
+
+        It is compared with the manifest under every policy: it is small, and outlives its file
+        here.
+        """
         tokenizer = self._tokenizers.pop(snapshot, None)
         if tokenizer is None:
             path = self._cache.path(snapshot) / TOKENIZER
             try:
-                tokenizer = Tokenizer.from_file(str(path))
+                data = path.read_bytes()
+            except OSError as error:
+                raise CorruptSnapshot(f"{path}: cannot be read ({error.strerror})") from None
+            expected = read_manifest(path.parent).files[TOKENIZER].sha256
+            if hashlib.sha256(data).hexdigest() != expected:
+                raise CorruptSnapshot(
+                    f"{path}: its bytes changed since it was sealed; seal its model again"
+                )
+            try:
+                tokenizer = Tokenizer.from_buffer(data)
             except Exception as error:  # what `tokenizers` raises, whatever the fault
                 raise CorruptSnapshot(
                     f"{path}: {error}; remove the snapshot and seal it again"

@@ -165,6 +165,8 @@ class Replicas:
         child = await self._hand_over(live)
         started = await self._answer(child, live)
         if not isinstance(started, Serving):
+            if isinstance(started, Failed) and started.snapshot_lost:
+                live.replica = replace(live.replica, snapshot_lost=True)
             return await _failed(child, started)
         now_s = time.monotonic()
         ready = replace(

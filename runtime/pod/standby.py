@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import uvloop
 
-from glowplug.errors import GlowplugError
+from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
 from glowplug.stages import Stopwatch
 from runtime.pod import child_wire
 from runtime.pod.child_wire import (
@@ -66,7 +66,8 @@ def run(
                 raise ValueError(f"a standby takes no {message}")
         code = 0
     except GlowplugError as error:
-        _report(control, error.message)
+        lost = isinstance(error, NotFound | CorruptSnapshot)
+        _report(control, error.message, snapshot_lost=lost)
     except Exception as error:
         traceback.print_exc()  # for the log
         _report(control, f"internal error: {type(error).__name__}: {error}")
@@ -171,6 +172,6 @@ def _watch(control: socket.socket, *, sleep: asyncio.Event, drain: asyncio.Futur
     asyncio.get_running_loop().add_reader(control.fileno(), readable)
 
 
-def _report(control: socket.socket, message: str) -> None:
+def _report(control: socket.socket, message: str, *, snapshot_lost: bool = False) -> None:
     with suppress(OSError):
-        child_wire.send(control, Failed(message=message[:4096]))
+        child_wire.send(control, Failed(message=message[:4096], snapshot_lost=snapshot_lost))

@@ -45,7 +45,8 @@ def test_defaults(field: str) -> None:
     if info.is_required():
         assert shown == "–"
     elif info.default is None:
-        assert shown == ("never" if field == "sleep_s" else "the model's")
+        shown_for_none = {"sleep_s": "never", "digest": "none"}
+        assert shown == shown_for_none.get(field, "the model's")
     elif info.default == {}:
         assert shown == "none"
     elif isinstance(info.default, str):
@@ -63,7 +64,8 @@ def bounds(info: FieldInfo) -> tuple[Any, Any]:
 def test_limits(field: str) -> None:
     low, high = bounds(spec_fields()[field])
     shown = table_rows()[field][2]
-    if field in ("name", "model", "dtype", "quantization", "speculation", "pooling"):
+    texts = ("name", "model", "digest", "dtype", "quantization", "speculation", "pooling")
+    if field in texts:
         assert (low, high) == (None, None)
     elif field == "adapters":
         assert shown == f"to {MAX_ADAPTERS}"
@@ -88,6 +90,7 @@ def test_revision_fields() -> None:
     base = FunctionSpec(name="a", model="/m")
     changed: dict[str, Any] = {
         "model": "/n",
+        "digest": "sha256-" + "0" * 64,
         "dtype": "float32",
         "quantization": "int4",
         "max_context": 64,

@@ -71,6 +71,15 @@ def test_defaults_scale_to_zero() -> None:
         ({"name": "x" * 64}, "name", "63 characters"),
         ({"name": "ok\n"}, "name", "lower-case letters"),
         ({"model": ""}, "model", "is empty; name a folder"),
+        ({"model": " \n"}, "model", "is empty; name a folder"),
+        ({"model": "/models/\0"}, "model", "give a folder, a .gguf file"),
+        ({"model": "https://huggingface.co/x/y"}, "model", "https:// is no kind of source"),
+        ({"model": "hf://x/y"}, "model", "hf:// is no kind of source"),
+        ({"model": "/models/pytorch_model.bin"}, "model", "can run code when read"),
+        ({"model": "/models/Model.PT"}, "model", "can run code when read"),
+        ({"digest": "sha256-12"}, "digest", "64 hexadecimal digits"),
+        ({"digest": "sha512-" + "0" * 64}, "digest", "snapshots ls --json"),
+        ({"digest": "sha256-" + "A" * 64}, "digest", "64 hexadecimal digits"),
         ({"dtype": "float8"}, "dtype", "'bfloat16' or 'float32'"),
         ({"quantization": "int2"}, "quantization", "'none', 'int8' or 'int4'"),
         ({"quantization": "int8", "dtype": "float32"}, "quantization", "drop one of the two"),
@@ -116,6 +125,7 @@ def test_what_is_not_an_object_is_refused(data: object) -> None:
 
 SERVING = {
     "model": "/other.gguf",
+    "digest": "sha256-" + "0" * 64,
     "dtype": "float32",
     "quantization": "int4",
     "max_context": 512,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from glowplug.contracts import DemandReport, Function, Replica, ReplicaState, StartKind
-from glowplug.errors import NotFound
+from glowplug.errors import NotFound, SnapshotError
 from glowplug.spec import FunctionSpec
 from scaler.app import Scaler
 
@@ -212,12 +212,17 @@ class FakeSealer:
     def __init__(self):
         self.hold = None
         self.errors = []
+        self.missing = ()  # models that `check` does not find
         self.calls = []
         self.contents = {}  # of adapters, by source
         self.adapter_errors = []
         self.progresses = []
         self.running = 0
         self.most_running = 0
+
+    async def check(self, spec):
+        if spec.model in self.missing:
+            raise SnapshotError(f"{spec.model}: no such file or folder")
 
     async def seal(self, spec, progress):
         self.calls.append((spec.name, spec.revision))
