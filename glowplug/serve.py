@@ -27,13 +27,14 @@ from activator.auth import Identity
 from activator.limits import Limits
 from glowplug.contracts import Registry
 from glowplug.data_folder import DataFolder
-from glowplug.errors import GlowplugError, NotFound
+from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
 from glowplug.http_protocol import JsonErrorProtocol
 from glowplug.keys_file import read_keys
 from scaler.app import Scaler
 from scaler.fleets.local import LocalFleet
 from scaler.registry import SqliteRegistry
 from snapshot.adapter_store import AdapterStore
+from snapshot.manifest import read_manifest
 from snapshot.node_cache import NodeCache
 from snapshot.sealer import ProcessSealer
 
@@ -138,18 +139,18 @@ def _pod_command(settings: ServeSettings, data: DataFolder) -> list[str]:
 
 
 async def _forget_lost_snapshots(registry: Registry, cache: NodeCache) -> None:
-    """Have those functions sealed again whose snapshot, or an adapter, was removed while no server
-    ran."""
+    """Have those functions sealed again whose snapshot, or an adapter, was removed or damaged while
+    no server ran, or is of another version's format."""
     adapters = AdapterStore(cache)
     for function in await registry.list():
         try:
             if function.snapshot is not None:
-                cache.path(function.snapshot)
+                read_manifest(cache.path(function.snapshot))
                 for digest in function.adapters.values():
                     adapters.path(digest)
-        except NotFound:
+        except (NotFound, CorruptSnapshot) as error:
             spec = function.spec
-            log.warning("%s: its snapshot is not in the cache; sealing it again", spec.name)
+            log.warning("%s: sealing its model again: %s", spec.name, error.message)
             await registry.set_sealed(spec.name, spec.revision, snapshot=None, failure=None)
 
 
