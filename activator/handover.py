@@ -119,6 +119,7 @@ def _ready(laps: Laps, clock: asyncio.Timeout) -> None:
 
 
 def _book_wait(laps: Laps, target: Target) -> None:
+    laps.until("decision", min(target.replica.assigned_s, target.seen_s))
     laps.until("assign", target.seen_s)
     laps.until("start", target.ready_s)  # None: it still starts, so until now
     if target.ready_s is not None:

@@ -79,7 +79,7 @@ def of_start(ticket: Ticket, target: Target, *, laps: Laps) -> RawHeaders:
         ("x-revision", target.replica.revision),
         ("x-cold-start", "true" if cold else "false"),
         ("x-start-kind", start_kind(ticket, target).value),
-        ("x-start-ms", f"{laps.sum_ms('assign', 'start'):.1f}"),
+        ("x-start-ms", f"{laps.sum_ms('decision', 'assign', 'start'):.1f}"),
         ("x-queue-ms", f"{laps.sum_ms('queue'):.1f}"),
     )
 

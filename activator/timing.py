@@ -4,7 +4,8 @@ The activator's stages follow each other without gap or overlap, so they add up 
 
     admission   key, function and limits checked
     read        the request's body came in from the client
-    assign      waiting until a replica was assigned to the function
+    decision    waiting until the scaler had decided and the pod had the assignment
+    assign      waiting until the replica, listening already, was known here
     start       waiting while the replica that answered was starting
     queue       waiting until that replica, ready by then, had room
     connect     the connection to the replica
@@ -21,7 +22,10 @@ import time
 from collections.abc import Mapping
 
 OWN_STAGES = frozenset(
-    ("admission", "read", "assign", "start", "queue", "connect", "retry", "upstream", "stream")
+    (
+        *("admission", "read", "decision", "assign", "start", "queue", "connect"),
+        *("retry", "upstream", "stream"),
+    )
 )
 
 

@@ -1,89 +1,156 @@
-"""Time to the first token from zero, stage by stage, beside the same request warm.
+"""Time to the first token from every tier, stage by stage, beside llama.cpp and transformers.
 
-    python bench/coldstart.py [--runs 10] [--json]
+    python bench/coldstart.py [--runs 10] [--quantization int4] [--large]
+        [--peer llama-cpp=ENVIRONMENT] [--peer transformers] [--json]
 
-One function, one `glowplug serve`, snapshot in the cache and in memory, a standby ready. Each run
-waits until the function is at zero, calls it (cold), and calls it again (warm). Times are the
-client's, from just before the request is sent to the first piece of content. Medians.
+One function on several `glowplug serve`: one keeps a standby, one does not, one lets its replica
+sleep. Each round measures every tier (bench/tiers.py) once, in turn, each followed by a warm call.
+Times are the client's, from just before the request is sent to the first piece of content.
+
+The *limit* of a start is its bytes over the bandwidth with which this machine reads the weights
+sequentially, from memory or from disk, measured in the same run; the *ratio* is what the start
+takes over a warm call, over that limit. Peers get the same prompt and the same GGUF file; a peer's
+process is ready when its imports are done. `--large` takes random weights of 1.2 GB, not SmolLM2.
 """
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
+import sys
 import tempfile
-import time
 from pathlib import Path
 
-from servers import MODEL, deploy, glowplug
+import reading
+from first_token import measure_peers
+from large_model import large_model
+from servers import MODEL, deploy, glowplug, model_file
+from tiers import (
+    FUNCTION,
+    PROMPT,
+    SERVERS,
+    TIERS,
+    House,
+    Samples,
+    Server,
+    Tier,
+    measure,
+    percentile,
+    summary,
+)
 
-from glowplug.client import Client
-
-FUNCTION = "smollm2"
-PROMPT = "What is the largest ocean on Earth? Answer in one sentence."
-IDLE_S = 0.5
-SETTLE_S = 3.0  # for the next standby to be warm: what is measured is a start from a standby
-ZERO_LIMIT_S = 60.0
+_SEAL_LIMIT_S = 600.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as data, glowplug(Path(data)) as client:
-        deploy(client, {"name": FUNCTION, "model": MODEL, "idle_s": IDLE_S})
-        result = measure(client, runs=options.runs)
-    print(
-        f"warm {result['warm_ttft_ms']:.0f} ms, from zero {result['cold_ttft_ms']:.0f} ms: ", end=""
+    options = _options()
+    with contextlib.ExitStack() as stack:
+        model = str(large_model()) if options.large else MODEL
+        wanted = options.tiers.split(",") if options.tiers else [tier.name for tier in TIERS]
+        tiers = tuple(tier for tier in TIERS if tier.name in wanted)
+        houses = {
+            name: _house(stack, model, options.quantization, SERVERS[name])
+            for name in dict.fromkeys(tier.server for tier in tiers)
+        }
+        weights = next(iter(houses.values())).weights
+        bandwidths = {"disk": reading.disk_bytes_per_s(weights)}
+        reading.warm([weights])
+        bandwidths["memory"] = reading.memory_bytes_per_s(weights)
+        samples = measure(houses, tiers, runs=options.runs)
+        size = weights.stat().st_size
+    peers = measure_peers(
+        options.peer, model_file(), prompt=PROMPT, runs=options.peer_runs or options.runs
     )
-    print(f"{result['cold_over_warm_ms']:.0f} ms more (median of {result['n']})")
-    for stage, ms in result["stages_ms"].items():
-        print(f"  {stage:24}{ms:9.1f} ms")
+    result = _result(samples, tiers, size=size, bandwidths=bandwidths)
+    result["peers"] = peers
+    _show(result, samples, tiers)
     if options.json:
         print(json.dumps(result))
 
 
-def measure(client: Client, *, runs: int) -> dict[str, object]:
-    """Medians over `runs` cold and warm calls."""
-    cold, warm, stages = [], [], []
-    for _ in range(runs):
-        wait_for_zero(client)
-        time.sleep(SETTLE_S)
-        ttft_ms, kind, timing = call(client)
-        if kind == "warm":
-            raise SystemExit("a call that should have been cold found a replica")
-        cold.append(ttft_ms)
-        stages.append(timing)
-        warm.append(call(client)[0])
-    names = list(dict.fromkeys(name for timing in stages for name in timing))
-    return {
-        "n": runs,
-        "warm_ttft_ms": statistics.median(warm),
-        "cold_ttft_ms": statistics.median(cold),
-        "cold_over_warm_ms": statistics.median(c - w for c, w in zip(cold, warm, strict=True)),
-        "stages_ms": {
-            name: statistics.median(timing.get(name, 0.0) for timing in stages) for name in names
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--quantization", choices=("none", "int8", "int4"), default="none")
+    parser.add_argument("--large", action="store_true", help="a random model of 1.2 GB")
+    parser.add_argument("--tiers", help="only these, by name, separated by commas")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="KIND[=ENVIRONMENT]",
+        help="llama-cpp or transformers, from a virtual environment (default: this one)",
+    )
+    parser.add_argument("--peer-runs", type=int, help="default: as --runs")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    return parser.parse_args()
+
+
+def _house(stack: contextlib.ExitStack, model: str, quantization: str, server: Server) -> House:
+    data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    client = stack.enter_context(glowplug(data, standbys=server.standbys))
+    spec = {"name": FUNCTION, "model": model, "quantization": quantization, **server.spec}
+    function = deploy(client, spec, limit_s=_SEAL_LIMIT_S)
+    return House(client=client, data=data, snapshot=data / "cache" / str(function["snapshot"]))
+
+
+def _result(
+    samples: dict[str, Samples],
+    tiers: tuple[Tier, ...],
+    *,
+    size: int,
+    bandwidths: dict[str, float],
+) -> dict[str, object]:
+    """The JSON. The first five keys are those of a start from a standby in the page cache."""
+    result: dict[str, object] = {}
+    if {"warm", "standby_page_cache"} <= samples.keys():
+        cold, warm = samples["standby_page_cache"], samples["warm"]
+        result = {
+            "n": len(cold.ttft),
+            "warm_ttft_ms": statistics.median(warm.ttft),
+            "cold_ttft_ms": statistics.median(cold.ttft),
+            "cold_over_warm_ms": statistics.median(cold.over_warm),
+            "stages_ms": {name: statistics.median(cold.stage(name)) for name in cold.stage_names()},
+        }
+    return result | {
+        "weights_bytes": size,
+        "bytes_per_s": {name: round(speed) for name, speed in bandwidths.items()},
+        "tiers": {
+            tier.name: summary(
+                samples[tier.name], tier, limit_ms=size / bandwidths[tier.bytes_from] * 1e3
+            )
+            for tier in tiers
         },
+        "load_average": os.getloadavg()[0],
     }
 
 
-def call(client: Client) -> tuple[float, str, dict[str, float]]:
-    """TTFT in ms, how the replica was found, and the server's own stages."""
-    messages = [{"role": "user", "content": PROMPT}]
-    with client.chat(FUNCTION, messages, max_tokens=4, temperature=0) as answer:
-        for _ in answer:
-            pass
-    if answer.ttft_ms is None:
-        raise SystemExit("the answer had no content")
-    return answer.ttft_ms, answer.start_kind, answer.stages_ms
-
-
-def wait_for_zero(client: Client) -> None:
-    deadline_s = time.monotonic() + ZERO_LIMIT_S
-    while client.function(FUNCTION)["state"] != "zero":
-        if time.monotonic() > deadline_s:
-            raise SystemExit(f"{FUNCTION} was not at zero within {ZERO_LIMIT_S:.0f} s")
-        time.sleep(0.1)
+def _show(result: dict, samples: dict[str, Samples], tiers: tuple[Tier, ...]) -> None:
+    speeds = ", ".join(
+        f"{name} {bps / 1e9:.1f} GB/s" for name, bps in result["bytes_per_s"].items()
+    )
+    print(
+        f"{result['weights_bytes'] / 1e6:.0f} MB of weights; read from {speeds}; "
+        f"load average {result['load_average']:.1f}"
+    )
+    print(f"\n{'first token, ms':38}{'median':>9}{'min':>9}{'p99':>9}{'over warm':>11}{'limit':>8}")
+    for tier in tiers:
+        row = result["tiers"][tier.name]
+        print(
+            f"{tier.title:38}{row['ttft_ms']:9.1f}{row['ttft_min_ms']:9.1f}"
+            f"{row['ttft_p99_ms']:9.1f}{row['over_warm_ms']:11.1f}{row['limit_ms']:8.1f}"
+            f"  {row['ratio']:.1f}x"
+        )
+    for name, row in result["peers"].items():
+        figures = ", ".join(f"{key.removesuffix('_ms')} {ms:.0f}" for key, ms in row.items())
+        print(f"{name:38}{figures}")
+    for tier in tiers:
+        print(f"\n{tier.title}: stages, ms {'median':>22}{'p99':>9}")
+        for name in samples[tier.name].stage_names():
+            values = samples[tier.name].stage(name)
+            print(f"  {name:24}{statistics.median(values):22.2f}{percentile(values, 0.99):9.2f}")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

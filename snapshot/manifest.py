@@ -20,7 +20,7 @@ from glowplug.spec import Dtype, PoolingMethod, Quantization
 from snapshot.encoder_config import EncoderConfig
 from snapshot.model_config import ModelConfig
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer.json"

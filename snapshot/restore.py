@@ -3,6 +3,7 @@
 Called by a replica once, on its main thread. On the CPU the weights file is mapped and every tensor
 is a view of the mapping: nothing is copied, and replicas of one snapshot share its pages. The
 mapping is private and copy-on-write: a stray write to a weight cannot reach the file or others.
+Threads read what is not in memory (reading.py) while the caller goes on.
 """
 
 import math
@@ -15,11 +16,10 @@ import torch
 
 from glowplug.errors import CorruptSnapshot
 from snapshot.manifest import WEIGHTS, Manifest, read_manifest
+from snapshot.page_cache import mmap_noreserve
 from snapshot.quantization import Quantized
+from snapshot.reading import Reading
 from snapshot.weights_file import Slot, WeightsPlan, plan_weights
-
-# Without it a writable mapping larger than the machine's memory is refused, though nobody writes.
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; Python names it from 3.13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class Restored:
 
     manifest: Manifest
     tensors: dict[str, torch.Tensor | Quantized]
+    reading: Reading  # goes on in the background
 
 
 def restore(folder: Path, *, device: str = "cpu") -> Restored:
@@ -43,12 +44,13 @@ def restore(folder: Path, *, device: str = "cpu") -> Restored:
     plan = plan_weights(manifest.config, manifest.dtype, manifest.quantization)
     data = _map(folder / WEIGHTS, plan)
     dtype: torch.dtype = getattr(torch, manifest.dtype)  # they have torch's names
+    reading = Reading(data)
     flat = torch.frombuffer(data, dtype=torch.uint8)
     tensors = {
         name: _view(flat.narrow(0, slot.offset, slot.size_bytes).to(device), slot, dtype)
         for name, slot in plan.slots.items()
     }
-    return Restored(manifest=manifest, tensors=tensors)
+    return Restored(manifest=manifest, tensors=tensors, reading=reading)
 
 
 def _view(data: torch.Tensor, slot: Slot, dtype: torch.dtype) -> torch.Tensor | Quantized:
@@ -70,7 +72,7 @@ def _map(path: Path, plan: WeightsPlan) -> mmap.mmap:
             data = mmap.mmap(
                 file.fileno(),
                 0,
-                flags=mmap.MAP_PRIVATE | _MAP_NORESERVE,
+                flags=mmap.MAP_PRIVATE | mmap_noreserve(),
                 prot=mmap.PROT_READ | mmap.PROT_WRITE,
             )
     except OSError as error:
@@ -79,7 +81,4 @@ def _map(path: Path, plan: WeightsPlan) -> mmap.mmap:
         raise CorruptSnapshot(
             f"{path}: its header was changed; remove the snapshot and seal it again"
         )
-    # Start to read what is not in memory. Filling the page tables ahead too (MADV_POPULATE_READ,
-    # here or in a thread) was measured slower than faulting: 10 ms against 8.5 for 270 MB.
-    data.madvise(mmap.MADV_WILLNEED)
     return data

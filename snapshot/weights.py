@@ -12,6 +12,7 @@ import torch
 
 from glowplug.errors import CorruptSnapshot, SnapshotError
 from glowplug.spec import Dtype, Quantization
+from snapshot.block_writer import BlockWriter
 from snapshot.checkpoint import Checkpoint
 from snapshot.hashing import FileHasher
 from snapshot.layout import Bits, part_shapes
@@ -50,14 +51,15 @@ def write_weights(
         )
     hasher = FileHasher()
     written = 0
-    with path.open("xb") as file:
+    with path.open("xb", buffering=0) as file:
+        blocks = BlockWriter(file)
 
         def write(data: memoryview) -> None:
             nonlocal written
             for start in range(0, len(data), _WRITE_BYTES):
                 chunk = data[start : start + _WRITE_BYTES]
                 hasher.update(chunk)
-                file.write(chunk)
+                blocks.write(chunk)
                 written += len(chunk)
                 progress(written / plan.size_bytes)
 
@@ -69,7 +71,7 @@ def write_weights(
                 tensor = _quantized(checkpoint, name, parts[name], slot.bits)
             write(tensor.view(torch.uint8).flatten().numpy().data)
             write(memoryview(bytes(slot.padding_bytes)))
-        file.flush()
+        blocks.finish()
         os.fsync(file.fileno())
     return hasher.entry()
 

@@ -3,6 +3,9 @@
 The file follows from config, dtype and quantization alone, byte for byte, header included, so a
 reader need not trust a header: it compares it with the one it expects.
 
+Norms and biases come first, as a start reads them all before the first layer can compute; then the
+matrices, in the order in which the forward pass needs them: they are read while it runs.
+
 Every tensor begins at a multiple of 4 KiB of the file, so that it can be mapped, read with O_DIRECT
 and handed to a kernel as it lies. safetensors allows no hole between tensors, but it allows spaces
 at the end of the header and any number of tensors: the header is padded with spaces to 4 KiB, and
@@ -47,7 +50,8 @@ def plan_weights(
     config: AnyConfig, dtype: Dtype, quantization: Quantization = "none"
 ) -> WeightsPlan:
     """Lay the sealed tensors of a model out in a file."""
-    return plan_tensors(tensor_shapes(config), dtype, quantization)
+    small_first = sorted(tensor_shapes(config).items(), key=lambda item: len(item[1]) > 1)  # stable
+    return plan_tensors(dict(small_first), dtype, quantization)
 
 
 def plan_tensors(

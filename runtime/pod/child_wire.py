@@ -29,7 +29,10 @@ class Imported:
 
 @dataclass(frozen=True, kw_only=True)
 class Fork:
-    """Supervisor → fork server, with the child's control socket and its output pipe."""
+    """Supervisor → fork server, with the child's control socket and its output pipe. `hurry`:
+    somebody waits for the child, so it does not warm up first."""
+
+    hurry: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

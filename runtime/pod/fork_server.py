@@ -65,6 +65,7 @@ def main() -> None:
                     began_s=began_s,
                     control=control,
                     output=output,
+                    hurry=command.hurry,
                 )
         except (OSError, RuntimeError) as error:
             with suppress(OSError):  # the supervisor waits no longer

@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _END_LIMIT_S = 2.0
 _BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 10.0
 _MAX_EXPECTED = 4
+_TELL_DELAY_S = 2.0  # so that a start's first requests have the machine
 _CONTROL_FD = 3
 
 # Libraries that would start threads when imported, which a process that forks must not have.
@@ -46,6 +48,8 @@ class Forks:
         ]
         self._forked = 0
         self._expected: deque[str] = deque(maxlen=_MAX_EXPECTED)
+        self._untold: set[str] = set()  # of those, what the running server has not heard of
+        self._telling: asyncio.TimerHandle | None = None
         # Resolves when the running server can fork, fails when it ends before that.
         self._server: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
 
@@ -61,6 +65,8 @@ class Forks:
                 if await self._imported(server):
                     failures = 0
                     self._server.set_result(server)
+                    self._untold.update(self._expected)
+                    self._tell_soon()
                     await server.receive()  # it says nothing more: this is its end
                 how = await server.ended(within_s=_END_LIMIT_S)
             log.error("fork server: %s", how)
@@ -74,13 +80,34 @@ class Forks:
     def expect(self, snapshot: str) -> None:
         """Processes forked from now on are to know that this snapshot is likely to be assigned.
 
-        The fork server hears of it just before the next fork: it may take it a while.
+        It may take the fork server a while, in which it cannot fork. So it hears of it in a moment,
+        or just before the next fork that nobody waits for.
         """
         if snapshot not in self._expected:
             self._expected.append(snapshot)
+            self._untold.add(snapshot)
+            self._tell_soon()
 
-    async def fork(self) -> Child:
-        """A new process, which warms up by itself; waits for the fork server if need be.
+    def _tell_soon(self) -> None:
+        if self._untold and self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(_TELL_DELAY_S, self._tell)
+
+    def _tell(self) -> None:
+        """Have the server know all that is expected, if there is one."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        if not self._server.done() or self._server.exception() is not None:
+            return  # the next one hears of everything
+        told = [snapshot for snapshot in self._expected if snapshot in self._untold]
+        self._untold.clear()
+        with suppress(OSError):  # its end is noticed elsewhere
+            for snapshot in told:
+                self._server.result().send(Expect(snapshot=snapshot))
+
+    async def fork(self, *, hurry: Callable[[], bool]) -> Child:
+        """A new process, which warms up by itself, unless `hurry()` once it can be forked; waits
+        for the fork server if need be.
 
         Raises:
             StartFailed: there is no fork server, or it could not fork.
@@ -91,10 +118,9 @@ class Forks:
         control, theirs = child_wire.pair()
         control.setblocking(False)
         try:
-            for snapshot in self._expected:
-                server.send(Expect(snapshot=snapshot))
-            self._expected.clear()
-            server.send(Fork(), (theirs.fileno(), output.write_end))
+            if not (hurried := hurry()):
+                self._tell()
+            server.send(Fork(hurry=hurried), (theirs.fileno(), output.write_end))
             theirs.close()
             output.close_write_end()
             async with asyncio.timeout(_FORK_LIMIT_S):

@@ -1,10 +1,9 @@
 """Reads snapshots ahead into the page cache, so that mapping them finds the pages there.
 
-Owned by the supervisor. One daemon thread reads one snapshot after the other, in pieces, so that
-the end of the process never waits for a disk.
+Owned by the supervisor. One daemon thread reads one snapshot after the other, so that the end of
+the process never waits for a disk.
 """
 
-import os
 import queue
 import threading
 from pathlib import Path
@@ -12,8 +11,7 @@ from pathlib import Path
 from glowplug.errors import GlowplugError
 from runtime.pod.output import log
 from snapshot.node_cache import NodeCache
-
-_PIECE_BYTES = 8 * 2**20
+from snapshot.page_cache import read_into_page_cache
 
 
 class ReadAhead:
@@ -39,19 +37,9 @@ class ReadAhead:
 
 
 def read_ahead(folder: Path) -> int:
-    """Ask the kernel for every file of the folder; bytes asked for.
+    """Read every file of the folder; their bytes.
 
     Raises:
-        OSError: a file cannot be opened.
+        OSError: a file cannot be read.
     """
-    total_bytes = 0
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            size_bytes = os.fstat(descriptor).st_size
-            for offset in range(0, size_bytes, _PIECE_BYTES):
-                os.posix_fadvise(descriptor, offset, _PIECE_BYTES, os.POSIX_FADV_WILLNEED)
-            total_bytes += size_bytes
-        finally:
-            os.close(descriptor)
-    return total_bytes
+    return sum(map(read_into_page_cache, folder.iterdir()))

@@ -54,8 +54,9 @@ class Program(Protocol):
         keep what makes its start shorter. Starts no thread. A failure only costs time later."""
         ...
 
-    def warm(self) -> None:
-        """In a new standby: own random state, threads, and all warming that needs no model."""
+    def warm(self, *, hurry: bool) -> None:
+        """In a new standby: own random state, threads, and all warming that needs no model; in a
+        `hurry` only what cannot be left out, as a request waits."""
         ...
 
     async def serve(self, start: Start) -> None:

@@ -6,13 +6,18 @@ the engine has its own thread.
 """
 
 import asyncio
+import copy
+import gc
 import hashlib
 import logging
 import secrets
+import sys
+import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from socket import socket
 from typing import Any
 
@@ -36,6 +41,7 @@ from runtime.models.lora import load_adapter
 from runtime.models.registry import Model, build_encoder, build_model
 from runtime.pod.measuring import Measuring
 from runtime.pod.program import Settings, Start
+from runtime.pod.rehearsal import rehearse, write_toy_snapshot
 from runtime.server.adapters import AdapterCache
 from runtime.server.admission import Admission
 from runtime.server.app import build_app
@@ -73,6 +79,7 @@ class ModelProgram:
         torch.set_num_threads(1)  # in the fork server: start no thread pool
         torch.set_num_interop_threads(1)
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger("glowplug.snapshot").setLevel(logging.INFO)  # how the weights were read
 
     def expect(self, snapshot: str) -> None:
         """Load its tokenizer; in the fork server also what structured output makes of it, which a
@@ -93,13 +100,30 @@ class ModelProgram:
             if prepared is not None:
                 self._grammar_tokenizers[snapshot] = prepared
 
-    def warm(self) -> None:
-        """Own random state (a fork copies it; Python's `random` reseeds itself), threads."""
+    def warm(self, *, hurry: bool) -> None:
+        """Own random state (a fork copies it; Python's `random` reseeds itself), threads; without
+        `hurry` kernels, and a whole start and request with a toy."""
         self._in_fork_server = False
         torch.manual_seed(secrets.randbits(63))
         np.random.seed(secrets.randbits(32))
         torch.set_num_threads(self._threads)
+        if hurry:
+            return
         warm_engine()
+        try:
+            self._rehearse()
+        except (OSError, RuntimeError, GlowplugError, TimeoutError) as error:
+            # It can still serve; only its first request will take longer.
+            print(f"no rehearsal: {error or type(error).__name__}", file=sys.stderr)  # noqa: T201
+        gc.collect()
+        gc.freeze()  # what lives now is never looked at again
+
+    def _rehearse(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="glowplug-rehearsal-") as folder:
+            toy = copy.copy(self)
+            toy._cache = NodeCache(Path(folder))
+            toy._tokenizers = OrderedDict()
+            rehearse(toy.serve, snapshot=write_toy_snapshot(toy._cache.root))
 
     async def serve(self, start: Start) -> None:
         """Restore the snapshot, serve it, and return when drained.
@@ -160,6 +184,8 @@ class ModelProgram:
         sleeping.cancel()
         server.should_exit = True
         await serving
+        for end in ends:
+            end.cancel()
         measuring.flush()
         if crashed.is_set():
             raise GlowplugError("the engine crashed; the pod's log says why")

@@ -41,17 +41,23 @@ _ADOPTION_S = 10.0
 
 
 def run(
-    program: Program, *, supervisor_pid: int, began_s: float, control: socket.socket, output: int
+    program: Program,
+    *,
+    supervisor_pid: int,
+    began_s: float,
+    control: socket.socket,
+    output: int,
+    hurry: bool = False,
 ) -> NoReturn:
     """Be a standby, then a replica. `control` and `output` are this process's own; `began_s` is
-    when its fork began."""
+    when its fork began; `hurry`: an assignment waits for it, so it does not warm up first."""
     code = 1
     try:
         name_process("glow-standby")
         _enter(supervisor_pid, control, output)
         now_s = time.monotonic()
         child_wire.send(control, Forked(pid=os.getpid(), fork_ms=(now_s - began_s) * 1e3))
-        program.warm()
+        program.warm(hurry=hurry)
         gc.enable()
         warm_ms = (time.monotonic() - now_s) * 1e3
         child_wire.send(control, StandbyReady(warm_ms=warm_ms))

@@ -8,6 +8,9 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from runtime.pod.child import Child, StartFailed
 from runtime.pod.child_wire import Expect, Failed, StandbyReady
@@ -22,15 +25,35 @@ _MAX_BACKOFF_S = 10.0
 _FAILURES_TO_GIVE_UP = 3  # in a row: then those who wait are told
 
 
+class Fork(Protocol):
+    """Makes a process that says StandbyReady: once it is warm, or at once if `hurry()`, which is
+    asked when the fork is about to happen.
+
+    Raises:
+        StartFailed: it cannot be made.
+    """
+
+    def __call__(self, *, hurry: Callable[[], bool]) -> Awaitable[Child]: ...
+
+
+@dataclass(eq=False)
+class _Coming:
+    """A process that is not ready yet. `hurried`: it is for somebody who waits, and does not warm
+    up; None: it is not forked yet, so that is open."""
+
+    hurried: bool | None = None
+
+
 class Standbys:
     """Keeps `keep` standbys ready and hands each out once.
 
-    `fork` makes a process that says StandbyReady; `changed` is told how many are ready.
+    Where an assignment finds none, a process is forked for it that does not warm up first: that
+    would take longer than what it saves. `changed` is told how many are ready.
     """
 
     def __init__(
         self,
-        fork: Callable[[], Awaitable[Child]],
+        fork: Fork,
         *,
         keep: int,
         at_once: int,
@@ -43,7 +66,7 @@ class Standbys:
         self._told = 0
         self._ready: deque[Child] = deque()
         self._waiters: deque[asyncio.Future[Child]] = deque()
-        self._warming: set[asyncio.Task[None]] = set()
+        self._coming: dict[asyncio.Task[None], _Coming] = {}
         self._starting = 0
         self._failures = 0  # in a row
         self._deaths = 0  # of ready standbys, since the last one was handed out
@@ -52,13 +75,31 @@ class Standbys:
     def fill(self) -> None:
         """Start what is missing, if now is the time."""
         self._waiters = deque(waiter for waiter in self._waiters if not waiter.done())
-        wanted = len(self._waiters)
-        if self._pause is None:
-            wanted += max(0, self._keep - len(self._ready))
-        while len(self._warming) < min(wanted, self._at_once):
-            task = asyncio.get_running_loop().create_task(self._warm())
-            self._warming.add(task)
-            task.add_done_callback(self._warmed)
+        waiting, coming = len(self._waiters), self._coming.values()
+        for_waiters = sum(one.hurried is not False for one in coming)
+        for _ in range(waiting - for_waiters):
+            self._begin()
+        wanted = max(0, self._keep - len(self._ready)) if self._pause is None else 0
+        for _ in range(min(wanted, self._at_once) + waiting - len(coming)):
+            self._begin()
+
+    def _begin(self) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._coming[task]
+            if not task.cancelled():
+                task.result()
+                self.fill()
+
+        coming = _Coming()
+        task = asyncio.get_running_loop().create_task(self._add(coming))
+        self._coming[task] = coming
+        task.add_done_callback(ended)
+
+    def _hurry(self, coming: "_Coming") -> bool:
+        """Decide, now that it is forked, whether it is for somebody who waits."""
+        waiting = sum(not waiter.done() for waiter in self._waiters)
+        coming.hurried = waiting > sum(one.hurried is True for one in self._coming.values())
+        return coming.hurried
 
     def take(self) -> asyncio.Future[Child]:
         """A ready standby at once (the future is done), or the next one; it is the caller's.
@@ -117,10 +158,10 @@ class Standbys:
             self._told = len(self._ready)
             self._changed(self._told)
 
-    async def _warm(self) -> None:
+    async def _add(self, coming: _Coming) -> None:
         """Start one standby; when that fails, the task lasts until the next try is due."""
         try:
-            child = await self._start()
+            child = await self._start(coming)
         except Exception as error:
             self._failures += 1
             log.error("no standby: %s", error, exc_info=not isinstance(error, StartFailed))
@@ -132,12 +173,16 @@ class Standbys:
             await asyncio.sleep(min(_BACKOFF_S * 2**self._failures, _MAX_BACKOFF_S))
             return
         self._failures = 0
+        if coming.hurried and all(waiter.done() for waiter in self._waiters):
+            child.kill()  # whoever it was for has another, and as a standby it is not warm
+            await child.ended(within_s=_END_LIMIT_S)
+            return
         self._ready.append(child)
         child.exited.add_done_callback(lambda _: self._lost(child))
         self._hand_out()
 
-    async def _start(self) -> Child:
-        child = await self._fork()
+    async def _start(self, coming: _Coming) -> Child:
+        child = await self._fork(hurry=partial(self._hurry, coming))
         try:
             async with asyncio.timeout(_WARM_LIMIT_S):
                 answer = await child.receive()
@@ -145,16 +190,11 @@ class Standbys:
             child.kill()
             answer = Failed(message=f"a standby was not warm within {_WARM_LIMIT_S:.0f} s")
         if isinstance(answer, StandbyReady):
-            log.info("%s: warm in %.0f ms", child.output.name, answer.warm_ms)
+            if not coming.hurried:
+                log.info("%s: warm in %.0f ms", child.output.name, answer.warm_ms)
             return child
         how = await child.ended(within_s=_END_LIMIT_S)
         raise StartFailed(answer.message if isinstance(answer, Failed) else how)
-
-    def _warmed(self, task: asyncio.Task[None]) -> None:
-        self._warming.discard(task)
-        if not task.cancelled():
-            task.result()
-            self.fill()
 
     def _lost(self, child: Child) -> None:
         if child not in self._ready:

@@ -8,9 +8,9 @@ from runtime.pod import replica
 class CrashingProgram(replica.ModelProgram):
     """Serves a model until it is asked."""
 
-    def warm(self) -> None:
+    def warm(self, *, hurry: bool) -> None:
         """Break the engine, in this process only."""
-        super().warm()
+        super().warm(hurry=hurry)
 
         def fail(_engine: Engine, _request: GenerationRequest) -> None:
             raise RuntimeError("a cosmic ray")

@@ -40,7 +40,7 @@ class HttpProgram:
             raise RuntimeError("cannot expect this")
         self._expected.append(f"{snapshot}@{os.getpid()}")
 
-    def warm(self) -> None:
+    def warm(self, *, hurry: bool) -> None:
         """Fail when a test says so."""
         flag = os.environ.get("POD_TEST_BREAK_WARM_WHILE")
         if flag and Path(flag).exists():

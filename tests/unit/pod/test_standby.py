@@ -19,7 +19,7 @@ from runtime.pod import standby
 
 class Program:
     def expect(self, snapshot): pass
-    def warm(self):
+    def warm(self, *, hurry):
         if "bad-warm" in sys.argv: raise SnapshotError("cannot warm up")
     async def serve(self, start):
         start.ready()

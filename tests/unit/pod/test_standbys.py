@@ -31,6 +31,7 @@ class Fake:
 
     child: Child
     there: socket
+    hurried: bool
 
     def warm(self) -> None:
         child_wire.send(self.there, StandbyReady(warm_ms=1.0))
@@ -49,7 +50,7 @@ class Forks:
         self.by_hand = by_hand
         self.failures = failures
 
-    async def __call__(self) -> Child:
+    async def __call__(self, *, hurry: Callable[[], bool]) -> Child:
         await asyncio.sleep(0)
         self.tries += 1
         if self.failures:
@@ -59,7 +60,7 @@ class Forks:
         here.setblocking(False)
         exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         child = Child(pid=0, exited=exited, control=here, output=Output("standby"))
-        fake = Fake(child, there)
+        fake = Fake(child, there, hurry())
         self.made.append(fake)
         if not self.by_hand:
             fake.warm()
@@ -236,3 +237,40 @@ def test_a_closed_pool_starts_no_more(run: Any) -> None:
         assert len(forks.made) == 1
 
     run(test)
+
+
+def test_what_somebody_waits_for_is_hurried_and_the_rest_is_not(run: Any) -> None:
+    async def test(pool: Standbys, forks: Forks, counts: list[int]) -> None:
+        await until(lambda: len(forks.made) == 1)
+        with pool.starting():
+            waiting = pool.take()  # the one that warms up is not waited for
+            await until(lambda: len(forks.made) == 2)
+            assert [fake.hurried for fake in forks.made] == [False, True]
+            forks.made[1].warm()
+            assert await waiting is forks.made[1].child
+        forks.made[0].warm()
+        await until(lambda: counts == [1])
+
+    run(test, by_hand=True, at_once=1)
+
+
+def test_one_that_was_hurried_for_nobody_ends(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[Child] = []
+
+    def kill(child: Child, _signal: signal.Signals = signal.SIGKILL) -> None:
+        killed.append(child)
+        child.exited.set_result(signal.SIGKILL)
+
+    async def test(pool: Standbys, forks: Forks, counts: list[int]) -> None:
+        monkeypatch.setattr(Child, "kill", kill)
+        await until(lambda: len(forks.made) == 1)
+        with pool.starting():
+            waiting = pool.take()
+            await until(lambda: len(forks.made) == 2)
+            forks.made[0].warm()
+            assert await waiting is forks.made[0].child
+            forks.made[1].warm()
+            await until(lambda: killed == [forks.made[1].child])
+        assert counts == []
+
+    run(test, by_hand=True)

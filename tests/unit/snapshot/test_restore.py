@@ -198,5 +198,5 @@ def test_wrong_format(folder: Path) -> None:
     data = json.dumps(content).encode()
     (folder / MANIFEST).write_bytes(data)
     moved = folder.rename(folder.with_name(digest_of(data)))
-    with pytest.raises(CorruptSnapshot, match="format 99, this version reads 1"):
+    with pytest.raises(CorruptSnapshot, match="format 99, this version reads 2"):
         restore(moved)
