@@ -97,7 +97,7 @@ class SnapshotSupply:
             )
         try:
             folder = self._cache.path(digest)
-            read_manifest(folder)  # of another version's format, for one
+            read_manifest(folder)  # a later version may have another format
             if self._trusted:
                 check_signature(folder, self._trusted)
         except (NotFound, SnapshotError) as error:

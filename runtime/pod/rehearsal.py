@@ -8,6 +8,7 @@ thread; nothing of it is left running.
 """
 
 import asyncio
+import hashlib
 import json
 import math
 import socket
@@ -39,7 +40,6 @@ from snapshot.weights_file import plan_weights
 _REQUESTS = 3  # the interpreter specialises what it has run a few times
 _LIMIT_S = 20.0
 _DTYPE: Dtype = "bfloat16"
-_UNHASHED = "0" * 64  # a start checks the files' sizes only
 _CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|im_end|>' + '\n' }}{% endfor %}"
@@ -109,16 +109,23 @@ async def _rehearse(serve: Callable[[Start], Awaitable[None]], snapshot: str) ->
                     ),
                 )
             )
+            chats = loop.create_task(_chats(port))
             try:
-                for _ in range(_REQUESTS):
-                    await _chat(port)
+                await asyncio.wait({serving, chats}, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                chats.cancel()  # unless they are over
                 drain.set_result(0.0)
-                await serving
+                await serving  # first: why it could not serve
+            await chats
 
 
 async def _whole(serve: Callable[[Start], Awaitable[None]], start: Start) -> None:
     await serve(start)
+
+
+async def _chats(port: int) -> None:
+    for _ in range(_REQUESTS):
+        await _chat(port)
 
 
 async def _chat(port: int) -> None:
@@ -162,7 +169,10 @@ def write_toy_snapshot(cache: Path) -> str:
         bos_token_id=None,
         generation=GenerationDefaults(eos_token_ids=(_TOY.vocab_size - 1,)),
         chat=ChatFormat(template=_CHATML),
-        files={name: FileEntry(size=len(data), sha256=_UNHASHED) for name, data in files.items()},
+        files={
+            name: FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+            for name, data in files.items()
+        },
     ).to_bytes()
     digest = digest_of(manifest)
     folder = cache / digest

@@ -119,8 +119,13 @@ class ModelProgram:
         gc.freeze()  # what lives now is never looked at again
 
     def _rehearse(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="glowplug-rehearsal-") as folder:
+        with (
+            tempfile.TemporaryDirectory(prefix="glowplug-rehearsal-") as folder,
+            ExitStack() as in_use,
+        ):
             toy = copy.copy(self)
+            toy._in_use = in_use
+            toy._verify = "never"
             toy._cache = NodeCache(Path(folder))
             toy._tokenizers = OrderedDict()
             rehearse(toy.serve, snapshot=write_toy_snapshot(toy._cache.root))

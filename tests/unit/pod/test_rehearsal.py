@@ -5,11 +5,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from glowplug.errors import CorruptSnapshot
 from runtime.pod.program import Start
 from runtime.pod.rehearsal import rehearse, write_toy_snapshot
 from snapshot.node_cache import NodeCache
@@ -100,3 +102,13 @@ def test_an_answer_that_breaks_off_is_noticed() -> None:
 
     with pytest.raises(RuntimeError, match=r"not complete: .*500 Internal"):
         rehearse(serve, snapshot="sha256-none")
+
+
+def test_a_toy_that_cannot_be_served_is_told_at_once() -> None:
+    async def serve(_start: Start) -> None:
+        raise CorruptSnapshot("the toy is broken")
+
+    began_s = time.monotonic()
+    with pytest.raises(CorruptSnapshot, match="the toy is broken"):
+        rehearse(serve, snapshot="sha256-none")
+    assert time.monotonic() - began_s < 5
