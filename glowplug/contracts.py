@@ -7,7 +7,7 @@ a docstring says otherwise; callbacks are called on that loop and must not block
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,17 @@ from glowplug.spec import FunctionSpec, Speculation
 # Whose request it is: set by the activator from the API key, never passed on from a client. What a
 # replica keeps between requests (the prefix cache) it keeps apart by this.
 TENANT_HEADER = "x-glowplug-tenant"
+
+# Its class, by name (`normal`): set by the activator, which takes it from X-Priority.
+PRIORITY_HEADER = "x-glowplug-priority"
+
+
+class Priority(IntEnum):
+    """Classes of requests, the most urgent first."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
 
 
 class FunctionState(StrEnum):

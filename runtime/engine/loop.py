@@ -23,6 +23,7 @@ from runtime.engine.batch import build_batch
 from runtime.engine.blocks import BlockPool
 from runtime.engine.kv_cache import KVCache, bytes_per_block
 from runtime.engine.output import OutputText
+from runtime.engine.prefill_limit import PrefillCost, PrefillLimit, prefill_ms
 from runtime.engine.request import Delta, FinishReason, GenerationRequest
 from runtime.engine.sampling import Position, Sampled, sample
 from runtime.engine.scheduler import Chunk, Plan, Scheduler
@@ -128,6 +129,7 @@ class Engine:
         self._steps = 0
         self._speculation = limits.speculation
         self._step_cost = StepCost()
+        self._prefill_cost = PrefillCost()
         self._proposed = [0] * MAX_DRAFTS
         self._accepted = [0] * MAX_DRAFTS
 
@@ -185,9 +187,9 @@ class Engine:
     @torch.inference_mode()
     def _loop(self) -> None:
         while self._take_in():
-            began_s = time.perf_counter()
             self._speculate()
-            plan = self._scheduler.schedule()
+            began_s = time.perf_counter()
+            plan = self._scheduler.schedule(self._prefill_limit())
             if not plan.chunks:
                 continue
             _note_admissions(plan)
@@ -201,8 +203,7 @@ class Engine:
                 continue
             if deltas := self._commit(plan, sampled):
                 self._emit(deltas)
-            if all(chunk.is_decode for chunk in plan.chunks):
-                self._step_cost.observe(rows=len(sampled), ms=(time.perf_counter() - began_s) * 1e3)
+            self._learn_cost(plan, ms=(time.perf_counter() - began_s) * 1e3)
 
     def _take_in(self) -> bool:
         """Drain the inbox, waiting only when there is nothing to run; False: stop."""
@@ -265,6 +266,25 @@ class Engine:
                 sequence.drafts = guess[:count]
                 if not count:
                     sequence.lookup.passed_over()
+
+    def _prefill_limit(self) -> PrefillLimit | None:
+        """None: nothing decodes, or what decoding takes is not known yet."""
+        decoding = self._scheduler.decoding
+        rows = sum(1 + len(sequence.drafts) for sequence in decoding)
+        decode_ms = self._step_cost.at(rows) if decoding else 0.0
+        if not decode_ms:
+            return None
+        entering = self._scheduler.entering
+        ms = prefill_ms(decode_ms=decode_ms, decoding=len(decoding), entering=entering)
+        return PrefillLimit(self._prefill_cost, ms=ms)
+
+    def _learn_cost(self, plan: Plan, *, ms: float) -> None:
+        rows = sum(chunk.count for chunk in plan.chunks if chunk.is_decode)
+        prefill = [(chunk.start, chunk.count) for chunk in plan.chunks if not chunk.is_decode]
+        if prefill:
+            self._prefill_cost.observe(prefill, ms=ms - self._step_cost.at(rows))
+        else:
+            self._step_cost.observe(rows=rows, ms=ms)
 
     def _fail(self, plan: Plan) -> None:
         message = "the engine failed on this request; the replica's log says why"

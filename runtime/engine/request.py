@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from glowplug.contracts import Priority
 from runtime.engine.grammar import Grammar
 
 
@@ -53,7 +54,8 @@ class GenerationRequest:
     """One sequence to generate.
 
     `choice` tells the n choices of one request apart (seeding). Sequences of different `cache_salt`
-    never share cached keys and values; the server sets it, never the caller. With a `grammar` the
+    never share cached keys and values. `tenant` and `priority` say who waits for whom (waiting.py).
+    The server sets these three, never the caller. With a `grammar` the
     output follows it and ends, by an end-of-sequence or stop token, only where it is complete; it
     goes with neither `ignore_eos` nor `min_tokens`.
     """
@@ -63,6 +65,8 @@ class GenerationRequest:
     params: SamplingParams
     choice: int = 0
     cache_salt: str = ""
+    tenant: str = ""
+    priority: Priority = Priority.NORMAL
     grammar: Grammar | None = None
 
 

@@ -5,22 +5,24 @@ There is no prefill phase and no decode phase (the view of vLLM's v1 scheduler):
 `max_batch_tokens` in all:
 
 1. Decoding sequences first, their last token and the drafts after it, so that a long prompt never
-   stops them.
-2. Then running sequences whose prompt (or recomputation) is unfinished, in order of arrival.
-3. Then waiting sequences, in order of arrival, while there is room for their whole prompt. What the
-   prefix cache holds of it is shared and not computed again.
+   stops them; how much of it may slow them down is a PrefillLimit's to say.
+2. Then running sequences whose prompt (or recomputation) is unfinished, by class and arrival.
+3. Then waiting sequences, in the order of waiting.py, while there is room for their whole prompt.
+   What the prefix cache holds of it is shared and not computed again.
 
-When the pool has no block for a running sequence, the youngest running one is *preempted*: its
-blocks are freed and it waits, first in line, to be computed again from its tokens. Sampling is
-keyed by position, so the output does not change.
+When the pool has no block for a running sequence, the youngest running one of the lowest class is
+*preempted*: its blocks are freed and it waits, in its place in line, to be computed again from its
+tokens. Sampling is keyed by position, so the output does not change.
 """
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass, replace
 
 from runtime.engine.blocks import BlockPool
+from runtime.engine.prefill_limit import PrefillLimit
 from runtime.engine.prefix import extend_hashes
 from runtime.engine.sequence import Phase, Sequence
+from runtime.engine.waiting import WaitingLine, by_urgency
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,8 @@ class Scheduler:
         self.block_size = block_size
         self.max_seqs = max_seqs
         self.max_batch_tokens = max_batch_tokens
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # by arrival
+        self.waiting = WaitingLine()
+        self.running: list[Sequence] = []  # the most urgent first
         self.preemptions = 0
         self.prefix_queries = 0  # prompt tokens looked up in the prefix cache
         self.prefix_hits = 0  # and found
@@ -74,7 +76,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. The caller has checked that it can ever fit."""
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, in whatever phase it is, and free its blocks at once."""
@@ -84,9 +86,11 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._free_blocks(sequence)
         sequence.phase = Phase.FINISHED
+        if not self.has_work:
+            self.waiting.settle()
 
-    def schedule(self) -> Plan:
-        """Choose the next step's chunks and allocate their blocks."""
+    def schedule(self, limit: PrefillLimit | None = None) -> Plan:
+        """Choose the next step's chunks and allocate their blocks; `limit` bounds the prompts'."""
         budget = self.max_batch_tokens
         chunks: list[Chunk] = []
         prefilling = [seq for seq in self.running if len(seq.tokens) - seq.computed > 1]
@@ -95,7 +99,8 @@ class Scheduler:
                 break
             if sequence.phase is not Phase.RUNNING:
                 continue  # preempted by one before it
-            chunk = self._make_room(self._chunk(sequence, budget))
+            granted = self._granted(sequence, budget, limit)
+            chunk = self._make_room(self._chunk(sequence, granted)) if granted else None
             if chunk is not None:
                 chunks.append(chunk)
                 budget -= chunk.count
@@ -103,9 +108,10 @@ class Scheduler:
         chunks = [chunk for chunk in chunks if chunk.sequence.phase is Phase.RUNNING]
 
         while budget > 0 and self.waiting and len(self.running) < self.max_seqs:
-            if not self._admit(self.waiting[0]):
+            sequence = self.waiting.peek()
+            if (limit and not limit.is_open) or not self._admit(sequence):
                 break
-            chunk = self._chunk(self.waiting.popleft(), budget)
+            chunk = self._chunk(sequence, self._granted(sequence, budget, limit))
             chunks.append(chunk)
             budget -= chunk.count
         return Plan(tuple(sorted(chunks, key=lambda chunk: not chunk.is_decode)))
@@ -115,12 +121,20 @@ class Scheduler:
         """The running sequences that lack their last token only."""
         return [seq for seq in self.running if len(seq.tokens) - seq.computed == 1]
 
+    @property
+    def entering(self) -> int:
+        """How many sequences lack their first token and need not wait for a place."""
+        places = self.max_seqs - len(self.running)
+        return len(self.running) - len(self.decoding) + min(places, len(self.waiting))
+
     def commit(self, chunk: Chunk) -> None:
         """The chunk ran, and its sequence has the tokens that came of it: what is computed now is
         all but a sampled last token. Full blocks become findable."""
         sequence = chunk.sequence
         if sequence.phase is not Phase.RUNNING:
             return
+        if chunk.samples:
+            self.waiting.made(sequence, len(sequence.tokens) - chunk.end)
         size = self.block_size
         first = sequence.computed // size
         sequence.computed = len(sequence.tokens) - 1 if chunk.samples else chunk.end
@@ -141,12 +155,23 @@ class Scheduler:
         sequence.blocks = cached + self.pool.allocate(missing)
         sequence.computed = len(cached) * self.block_size
         sequence.phase = Phase.RUNNING
-        self.running.append(sequence)
-        if sequence.generated == 0:
+        again = sequence.admissions > 0
+        sequence.admissions += 1
+        prompt_tokens = 0 if again else len(sequence.tokens) - sequence.computed
+        self.waiting.take(sequence, prompt_tokens=prompt_tokens)
+        insort(self.running, sequence, key=by_urgency)
+        if not again:
             sequence.cached = sequence.computed
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += sequence.cached
         return True
+
+    def _granted(self, sequence: Sequence, budget: int, limit: PrefillLimit | None) -> int:
+        """How much of the budget this sequence may use."""
+        missing = len(sequence.tokens) - sequence.computed
+        if limit is None or missing == 1:
+            return budget
+        return limit.grant(sequence.computed, min(missing, budget))
 
     def _chunk(self, sequence: Sequence, budget: int) -> Chunk:
         start, length = sequence.computed, len(sequence.tokens)
@@ -155,7 +180,7 @@ class Scheduler:
         return Chunk(sequence, start, end, end == length, drafts)
 
     def _make_room(self, chunk: Chunk) -> Chunk | None:
-        """Allocate what the chunk lacks, preempting younger sequences; None: itself preempted.
+        """Allocate what the chunk lacks, preempting less urgent sequences; None: itself preempted.
 
         Drafts are dropped rather than that anybody is preempted for them.
         """
@@ -164,9 +189,9 @@ class Scheduler:
             chunk = replace(chunk, drafts=())
         missing = self._missing(sequence, chunk.end + len(chunk.drafts))
         while missing > self.pool.free_count:
-            youngest = self.running[-1]
-            self._preempt(youngest)
-            if youngest is sequence:
+            last = self.running[-1]
+            self._preempt(last)
+            if last is sequence:
                 return None
         if missing > 0:
             sequence.blocks += self.pool.allocate(missing)
@@ -181,7 +206,7 @@ class Scheduler:
         sequence.phase = Phase.WAITING
         sequence.computed = 0
         sequence.drafts = ()
-        self.waiting.appendleft(sequence)
+        self.waiting.put_back(sequence)
         self.preemptions += 1
 
     def _free_blocks(self, sequence: Sequence) -> None:

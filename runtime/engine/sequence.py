@@ -42,6 +42,10 @@ class Sequence:
         self.arrived_s = arrived_s  # time.perf_counter()
         self.admitted_s: float | None = None
         self.phase = Phase.WAITING
+        self.priority = request.priority
+        self.order = 0  # of arrival
+        self.admissions = 0
+        self.bypassed = 0  # how often it was passed over as the oldest that waited
         self.tokens: list[int] = list(request.prompt)
         self.computed = 0
         self.cached = 0  # prompt tokens that were found in the cache at first admission
