@@ -98,6 +98,12 @@ class FunctionSpec(BaseModel):
     speculation: Speculation = Field(
         "auto", description="guess tokens where that is faster; it never changes an answer"
     )
+    draft_model: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="a smaller model of the same vocabulary that guesses tokens, sealed with it",
+    )
 
     min_replicas: int = Field(0, ge=0, le=1000)
     max_replicas: int = Field(1, ge=1, le=1000)
@@ -145,6 +151,7 @@ class FunctionSpec(BaseModel):
                 "max_seqs",
                 "kv_cache_bytes",
                 "speculation",
+                "draft_model",
             )
         }
         return hashlib.sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()[:10]

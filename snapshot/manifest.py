@@ -5,6 +5,7 @@ A snapshot is a folder `sha256-HEX/`, where HEX is the SHA-256 of `manifest.json
     manifest.json        this
     weights.safetensors  valid safetensors, each tensor at a 4 KiB boundary (see layout.py)
     tokenizer.json       for the `tokenizers` library
+    draft.safetensors    the draft model's weights, laid out alike, where there is one
 
 The manifest lists every other file with its size and SHA-256, so the digest covers every byte.
 """
@@ -22,6 +23,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer.json"
+DRAFT_WEIGHTS = "draft.safetensors"
 MAX_MANIFEST_BYTES = 16 * 2**20
 
 
@@ -55,6 +57,15 @@ class GenerationDefaults(BaseModel):
     top_k: int | None = Field(None, gt=0)
 
 
+class DraftModel(BaseModel):
+    """A smaller model of the same vocabulary that guesses tokens ahead (speculation)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    config: ModelConfig
+
+
 class Manifest(BaseModel):
     """Everything the runtime needs to know of a snapshot."""
 
@@ -69,6 +80,7 @@ class Manifest(BaseModel):
     bos_token_id: int | None
     generation: GenerationDefaults
     chat: ChatFormat
+    draft: DraftModel | None = None
     files: dict[str, FileEntry]
 
     def to_bytes(self) -> bytes:
@@ -104,7 +116,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise CorruptSnapshot(
             f"{path}: format {manifest.format}, this version reads {FORMAT}; seal it again"
         )
-    if manifest.files.keys() != {WEIGHTS, TOKENIZER}:
+    expected = {WEIGHTS, TOKENIZER} | ({DRAFT_WEIGHTS} if manifest.draft else set())
+    if manifest.files.keys() != expected:
         raise CorruptSnapshot(f"{path}: lists other files than a snapshot has; seal it again")
     for name, entry in manifest.files.items():
         size = (folder / name).stat().st_size if (folder / name).is_file() else -1

@@ -14,7 +14,9 @@ from pathlib import Path
 import torch
 
 from glowplug.errors import CorruptSnapshot
-from snapshot.manifest import WEIGHTS, Manifest, read_manifest
+from glowplug.spec import Dtype
+from snapshot.manifest import DRAFT_WEIGHTS, WEIGHTS, Manifest, read_manifest
+from snapshot.model_config import ModelConfig
 from snapshot.quantization import Quantized
 from snapshot.weights_file import Slot, WeightsPlan, plan_weights
 
@@ -28,6 +30,7 @@ class Restored:
 
     manifest: Manifest
     tensors: dict[str, torch.Tensor | Quantized]
+    draft: dict[str, torch.Tensor | Quantized] | None  # the draft model's, where there is one
 
 
 def restore(folder: Path, *, device: str = "cpu") -> Restored:
@@ -40,15 +43,27 @@ def restore(folder: Path, *, device: str = "cpu") -> Restored:
         CorruptSnapshot: a file is missing, cut short or changed.
     """
     manifest = read_manifest(folder)
-    plan = plan_weights(manifest.config, manifest.dtype, manifest.quantization)
-    data = _map(folder / WEIGHTS, plan)
-    dtype: torch.dtype = getattr(torch, manifest.dtype)  # they have torch's names
+
+    def weights(name: str, config: ModelConfig) -> dict[str, torch.Tensor | Quantized]:
+        plan = plan_weights(config, manifest.dtype, manifest.quantization)
+        return _tensors(_map(folder / name, plan), plan, manifest.dtype, device)
+
+    return Restored(
+        manifest=manifest,
+        tensors=weights(WEIGHTS, manifest.config),
+        draft=weights(DRAFT_WEIGHTS, manifest.draft.config) if manifest.draft else None,
+    )
+
+
+def _tensors(
+    data: mmap.mmap, plan: WeightsPlan, dtype_name: Dtype, device: str
+) -> dict[str, torch.Tensor | Quantized]:
+    dtype: torch.dtype = getattr(torch, dtype_name)  # they have torch's names
     flat = torch.frombuffer(data, dtype=torch.uint8)
-    tensors = {
+    return {
         name: _view(flat.narrow(0, slot.offset, slot.size_bytes).to(device), slot, dtype)
         for name, slot in plan.slots.items()
     }
-    return Restored(manifest=manifest, tensors=tensors)
 
 
 def _view(data: torch.Tensor, slot: Slot, dtype: torch.dtype) -> torch.Tensor | Quantized:

@@ -12,11 +12,14 @@ from pathlib import Path
 from glowplug.errors import CorruptSnapshot, SnapshotError
 from glowplug.spec import Dtype, Quantization
 from snapshot.checkpoint import Checkpoint
+from snapshot.draft import about_draft, check_draft, find_draft
 from snapshot.manifest import (
+    DRAFT_WEIGHTS,
     MANIFEST,
     MAX_MANIFEST_BYTES,
     TOKENIZER,
     WEIGHTS,
+    DraftModel,
     FileEntry,
     Manifest,
     digest_of,
@@ -25,6 +28,7 @@ from snapshot.manifest import (
 from snapshot.node_cache import NodeCache, sync_folder
 from snapshot.source import Source, find_source, fingerprint
 from snapshot.weights import write_weights
+from snapshot.weights_file import plan_weights
 
 
 def seal(
@@ -32,28 +36,34 @@ def seal(
     *,
     dtype: Dtype,
     quantization: Quantization = "none",
+    draft: str | None = None,
     cache: NodeCache,
     progress: Callable[[float], None],
 ) -> str:
     """The digest of the source's snapshot, which is made unless it is in the cache already.
 
-    The snapshot is made in a temporary folder of the cache, synced, and renamed into place whole;
+    `draft` is a draft model's source, which is sealed into the same snapshot. The snapshot is made in a temporary folder of the cache, synced, and renamed into place whole;
     after a failure nothing of it is left. `progress` gets 0.0 to 1.0.
 
     Raises:
         SnapshotError: with the reason and what to do, for the user.
     """
-    found = find_source(source)
-    key = fingerprint(found, dtype, quantization)
+    found, found_draft = find_source(source), find_draft(draft)
+    key = fingerprint(found, dtype, quantization, found_draft)
     try:
         cache.clean()
         with cache.workplace(key) as folder:
             digest = cache.sealed(key)  # by another process, while this one waited
             if digest is None:
                 manifest = _make(
-                    folder, found, dtype=dtype, quantization=quantization, progress=progress
+                    folder,
+                    found,
+                    found_draft,
+                    dtype=dtype,
+                    quantization=quantization,
+                    progress=progress,
                 )
-                if fingerprint(found, dtype, quantization) != key:
+                if fingerprint(found, dtype, quantization, found_draft) != key:
                     raise SnapshotError(f"{source}: it changed while it was sealed; seal it again")
                 digest = _move_into_place(folder, digest_of(manifest), cache)
                 cache.record_sealed(key, digest)
@@ -67,6 +77,7 @@ def seal(
 def _make(
     folder: Path,
     source: Source,
+    draft_source: Source | None,
     *,
     dtype: Dtype,
     quantization: Quantization,
@@ -75,11 +86,28 @@ def _make(
     """Make the snapshot in `folder`; returns its manifest's bytes."""
     checkpoint = _open(source)
     text = checkpoint.text
+    weights = {WEIGHTS: checkpoint}
+    draft = None
+    if draft_source is not None:
+        with about_draft():
+            weights[DRAFT_WEIGHTS] = _open(draft_source)
+            check_draft(checkpoint, weights[DRAFT_WEIGHTS])
+        draft = DraftModel(source=draft_source.text, config=weights[DRAFT_WEIGHTS].config)
     folder.mkdir()
-    weights = write_weights(
-        folder / WEIGHTS, checkpoint, dtype=dtype, quantization=quantization, progress=progress
-    )
-    files = {WEIGHTS: weights}
+    sizes = {
+        name: plan_weights(each.config, dtype, quantization).size_bytes
+        for name, each in weights.items()
+    }
+    files: dict[str, FileEntry] = {}
+    for name, each in weights.items():
+        done = sum(entry.size for entry in files.values())
+        files[name] = write_weights(
+            folder / name,
+            each,
+            dtype=dtype,
+            quantization=quantization,
+            progress=_part(progress, done, sizes[name], sum(sizes.values())),
+        )
     files[TOKENIZER] = _write(folder / TOKENIZER, text.tokenizer_json)
     manifest = Manifest(
         source=source.text,
@@ -90,6 +118,7 @@ def _make(
         bos_token_id=text.bos_token_id,
         generation=text.generation,
         chat=text.chat,
+        draft=draft,
         files=files,
     ).to_bytes()
     if len(manifest) > MAX_MANIFEST_BYTES:
@@ -97,6 +126,13 @@ def _make(
     _write(folder / MANIFEST, manifest)
     sync_folder(folder)
     return manifest
+
+
+def _part(
+    progress: Callable[[float], None], done: int, size: int, total: int
+) -> Callable[[float], None]:
+    """The progress of one file of several, of which `done` bytes are written."""
+    return lambda fraction: progress((done + fraction * size) / total)
 
 
 def _move_into_place(folder: Path, digest: str, cache: NodeCache) -> str:

@@ -1,6 +1,6 @@
 """The sealing process, run by sealer.py:
 
-    python -m snapshot.seal_process CACHE SOURCE DTYPE QUANTIZATION
+    python -m snapshot.seal_process CACHE SOURCE DTYPE QUANTIZATION [DRAFT]
 
 Writes JSON lines to its standard output: any number of {"progress": 0.5}, then one of
 {"digest": "sha256-..."} and {"error": "UnsupportedModel", "message": "..."}. Its standard input is
@@ -25,21 +25,25 @@ _PROGRESS_STEP = 0.005
 
 def main() -> int:
     """Seal one source as the command line says. Exit status 0 whenever the outcome was written."""
-    cache, source, dtype, quantization = sys.argv[1:]
+    cache, source, dtype, quantization, *rest = sys.argv[1:]
+    draft = rest[0] if rest else None
     os.nice(NICENESS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # Libraries may print: what they print must not end up between our lines.
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)
         try:
-            line = {"digest": _seal(out, cache, source, dtype=dtype, quantization=quantization)}
+            digest = _seal(out, cache, source, dtype=dtype, quantization=quantization, draft=draft)
+            line = {"digest": digest}
         except SnapshotError as error:
             line = {"error": type(error).__name__, "message": error.message}
         print(json.dumps(line), file=out)
     return 0
 
 
-def _seal(out: IO[str], cache: str, source: str, *, dtype: str, quantization: str) -> str:
+def _seal(
+    out: IO[str], cache: str, source: str, *, dtype: str, quantization: str, draft: str | None
+) -> str:
     import torch
 
     from snapshot.node_cache import NodeCache
@@ -60,6 +64,7 @@ def _seal(out: IO[str], cache: str, source: str, *, dtype: str, quantization: st
         source,
         dtype=checked_dtype,
         quantization=checked_quantization,
+        draft=draft,
         cache=NodeCache(Path(cache)),
         progress=progress,
     )

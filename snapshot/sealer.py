@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from glowplug.errors import CorruptSnapshot, SnapshotError, UnsupportedModel
 from glowplug.spec import Dtype, FunctionSpec, Quantization
+from snapshot.draft import find_draft
 from snapshot.node_cache import NodeCache
 from snapshot.source import find_source, fingerprint
 
@@ -32,6 +33,7 @@ class _Wanted(NamedTuple):
     source: str
     dtype: Dtype
     quantization: Quantization
+    draft: str | None
 
 
 @dataclass(eq=False)
@@ -67,7 +69,11 @@ class ProcessSealer:
             SnapshotError: with the reason and what to do, for the user.
         """
         return await self.seal_source(
-            spec.model, dtype=spec.dtype, quantization=spec.quantization, progress=progress
+            spec.model,
+            dtype=spec.dtype,
+            quantization=spec.quantization,
+            draft=spec.draft_model,
+            progress=progress,
         )
 
     async def seal_source(
@@ -76,10 +82,11 @@ class ProcessSealer:
         *,
         dtype: Dtype,
         quantization: Quantization = "none",
+        draft: str | None = None,
         progress: Callable[[float], None],
     ) -> str:
         """As `seal`, for a source that belongs to no function."""
-        wanted = _Wanted(source, dtype, quantization)
+        wanted = _Wanted(source, dtype, quantization, draft)
         digest = await asyncio.to_thread(self._find, wanted)
         if digest is not None:
             progress(1.0)
@@ -96,8 +103,9 @@ class ProcessSealer:
                 job.task.cancel()
 
     def _find(self, wanted: _Wanted) -> str | None:
-        source = find_source(wanted.source)
-        return self._cache.sealed(fingerprint(source, wanted.dtype, wanted.quantization))
+        source, draft = find_source(wanted.source), find_draft(wanted.draft)
+        key = fingerprint(source, wanted.dtype, wanted.quantization, draft)
+        return self._cache.sealed(key)
 
     def _start(self, wanted: _Wanted) -> _Job:
         def report(fraction: float) -> None:
@@ -113,10 +121,11 @@ class ProcessSealer:
             del self._jobs[wanted]
 
     async def _run(self, wanted: _Wanted, report: Callable[[float], None]) -> str:
+        arguments = [argument for argument in wanted if argument is not None]
         async with self._one_at_a_time:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "snapshot.seal_process"),
-                *(str(self._cache.root.absolute()), *wanted),
+                *(str(self._cache.root.absolute()), *arguments),
                 stdin=asyncio.subprocess.PIPE,  # never written to: its end says that we are gone
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

@@ -50,6 +50,10 @@ def deploy(
     speculation: Annotated[
         str | None, typer.Option("--speculation", metavar="auto|off", help="Guess tokens ahead.")
     ] = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="A smaller model of the same vocabulary that guesses."),
+    ] = None,
     start_timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest wait in the queue and to start.")
     ] = None,
@@ -88,6 +92,7 @@ def deploy(
         max_context=max_context,
         kv_cache_bytes=kv_cache,
         speculation=speculation,
+        draft_model=absolute_source(draft_model) if draft_model else None,
         start_timeout_s=start_timeout,
         request_timeout_s=request_timeout,
         queue=queue or None,

@@ -45,7 +45,8 @@ def test_defaults(field: str) -> None:
     if info.is_required():
         assert shown == "–"
     elif info.default is None:
-        assert shown == ("never" if field == "sleep_s" else "the model's")
+        unset = {"sleep_s": "never", "draft_model": "none"}
+        assert shown == unset.get(field, "the model's")
     elif isinstance(info.default, str):
         assert shown == f"`{info.default}`"
     else:
@@ -61,7 +62,7 @@ def bounds(info: FieldInfo) -> tuple[Any, Any]:
 def test_limits(field: str) -> None:
     low, high = bounds(spec_fields()[field])
     shown = table_rows()[field][2]
-    if field in ("name", "model", "dtype", "quantization", "speculation"):
+    if field in ("name", "model", "dtype", "quantization", "speculation", "draft_model"):
         assert (low, high) == (None, None)
     elif high is None:
         assert value_of(field, shown.removeprefix("from ")) == low
@@ -90,6 +91,7 @@ def test_revision_fields() -> None:
         "max_seqs": 2,
         "kv_cache_bytes": 2**21,
         "speculation": "off",
+        "draft_model": "/d",
         "min_replicas": 1,
         "max_replicas": 2,
         "idle_s": 1,

@@ -116,6 +116,7 @@ SERVING = {
     "max_seqs": 3,
     "kv_cache_bytes": 2**21,
     "speculation": "off",
+    "draft_model": "/draft.gguf",
 }
 SCALING = {
     "min_replicas": 1,
