@@ -42,8 +42,9 @@ def seal(
 ) -> str:
     """The digest of the source's snapshot, which is made unless it is in the cache already.
 
-    `draft` is a draft model's source, which is sealed into the same snapshot. The snapshot is made in a temporary folder of the cache, synced, and renamed into place whole;
-    after a failure nothing of it is left. `progress` gets 0.0 to 1.0.
+    `draft` is a draft model's source, which is sealed into the same snapshot. The snapshot is made
+    in a temporary folder of the cache, synced, and renamed into place whole; after a failure
+    nothing of it is left. `progress` gets 0.0 to 1.0.
 
     Raises:
         SnapshotError: with the reason and what to do, for the user.

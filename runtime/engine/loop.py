@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from glowplug.errors import UnsupportedModel
 from runtime.engine.batch import build_batch
 from runtime.engine.blocks import BlockPool
+from runtime.engine.drafting import DraftModel
 from runtime.engine.kv_cache import KVCache, bytes_per_block
 from runtime.engine.output import OutputText
 from runtime.engine.prefill_limit import PrefillCost, PrefillLimit, prefill_ms
@@ -28,7 +29,8 @@ from runtime.engine.request import Delta, FinishReason, GenerationRequest
 from runtime.engine.sampling import Position, Sampled, sample
 from runtime.engine.scheduler import Chunk, Plan, Scheduler
 from runtime.engine.sequence import Sequence
-from runtime.engine.speculation import MAX_DRAFTS, StepCost, worthwhile
+from runtime.engine.speculation import StepCost
+from runtime.engine.speculator import LookupProposer, Proposer, Speculator, Tally, in_all
 from runtime.models.registry import Model
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class EngineLimits:
     kv_cache_bytes: int = 512 * 2**20
     block_size: int = 16  # tokens in a KV block
     max_context: int | None = None  # tokens of prompt and output; None: the model's own limit
-    speculation: bool = True  # prompt lookup; it never changes an output
+    speculation: bool = True  # it never changes an output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ class EngineStats:
     prefix_hits: int  # and found
     drafts_proposed: tuple[int, ...]  # by position in the proposal
     drafts_accepted: tuple[int, ...]
+    drafts_by_method: Mapping[str, Tally]  # the same, for each way to guess that is in use
 
 
 class Engine:
@@ -83,14 +86,21 @@ class Engine:
         emit: Emit,
         on_crash: Callable[[], None] = lambda: None,
         on_sleep: Callable[[bool], None] = lambda _asleep: None,
+        draft: Model | None = None,
     ) -> None:
         """`on_crash` is called on the engine's thread if the loop itself ever fails, `on_sleep`
-        when it has fallen asleep (True) or woken up.
+        when it has fallen asleep (True) or woken up. `draft` is a small model of the same
+        vocabulary that guesses tokens.
 
         Raises:
             UnsupportedModel: the KV cache cannot hold one block, or cannot be reserved.
         """
-        block_bytes = bytes_per_block(model.config, block_size=limits.block_size, dtype=model.dtype)
+        drafts = draft if limits.speculation else None
+        block_bytes = sum(
+            bytes_per_block(each.config, block_size=limits.block_size, dtype=each.dtype)
+            for each in (model, drafts)
+            if each is not None
+        )
         blocks = limits.kv_cache_bytes // block_bytes
         if blocks == 0:
             raise UnsupportedModel(
@@ -104,13 +114,7 @@ class Engine:
         self._on_crash = on_crash
         self._on_sleep = on_sleep
         self._asleep = False
-        self._kv = KVCache(
-            model.config,
-            blocks=blocks,
-            block_size=limits.block_size,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        self._kv = _cache(model, blocks=blocks, block_size=limits.block_size)
         self._scheduler = Scheduler(
             BlockPool(blocks),
             block_size=limits.block_size,
@@ -127,11 +131,15 @@ class Engine:
         self._inbox: queue.SimpleQueue[GenerationRequest | str | _Signal] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._steps = 0
-        self._speculation = limits.speculation
         self._step_cost = StepCost()
         self._prefill_cost = PrefillCost()
-        self._proposed = [0] * MAX_DRAFTS
-        self._accepted = [0] * MAX_DRAFTS
+        proposers: list[Proposer] = [LookupProposer()] if limits.speculation else []
+        self._draft: DraftModel | None = None
+        if drafts is not None:
+            draft_kv = _cache(drafts, blocks=blocks, block_size=limits.block_size)
+            self._draft = DraftModel(drafts, draft_kv, reserve=self._scheduler.reserve)
+            proposers.append(self._draft)
+        self._speculator = Speculator(proposers, max_context=self.max_context)
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -156,7 +164,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and gauges, consistent enough for metrics."""
-        scheduler = self._scheduler
+        scheduler, drafts = self._scheduler, self._speculator.tallies()
+        total = in_all(drafts.values())
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -166,8 +175,9 @@ class Engine:
             steps=self._steps,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
-            drafts_proposed=tuple(self._proposed),
-            drafts_accepted=tuple(self._accepted),
+            drafts_proposed=total.proposed,
+            drafts_accepted=total.accepted,
+            drafts_by_method=drafts,
         )
 
     # The loop -----------------------------------------------------------------------------------
@@ -187,7 +197,7 @@ class Engine:
     @torch.inference_mode()
     def _loop(self) -> None:
         while self._take_in():
-            self._speculate()
+            self._speculator.propose(self._scheduler.decoding, cost=self._step_cost)
             began_s = time.perf_counter()
             plan = self._scheduler.schedule(self._prefill_limit())
             if not plan.chunks:
@@ -228,11 +238,15 @@ class Engine:
             return
         self._scheduler.pool.forget_free()
         self._kv.give_back()
+        if self._draft:
+            self._draft.give_back()
         self._asleep = True
         self._on_sleep(True)
 
     def _wake(self) -> None:
         self._kv.take_again()
+        if self._draft:
+            self._draft.take_again()
         self._asleep = False
         self._on_sleep(False)
 
@@ -247,25 +261,6 @@ class Engine:
     def _forget(self, request_id: str) -> None:
         if sequence := self._sequences.pop(request_id, None):
             self._scheduler.finish(sequence)
-
-    def _speculate(self) -> None:
-        """Give decoding sequences drafts where they are likely right and worth their time."""
-        decoding = self._scheduler.decoding if self._speculation else ()
-        for sequence in decoding:
-            sequence.drafts = ()
-            room = min(
-                sequence.request.params.max_tokens - sequence.generated,
-                self.max_context - len(sequence.tokens),
-                MAX_DRAFTS + 1,
-            )
-            guess = sequence.lookup.propose(room - 1) if room > 1 else ()
-            if guess:
-                count = worthwhile(
-                    rate=sequence.lookup.rate, sequences=len(decoding), cost=self._step_cost
-                )
-                sequence.drafts = guess[:count]
-                if not count:
-                    sequence.lookup.passed_over()
 
     def _prefill_limit(self) -> PrefillLimit | None:
         """None: nothing decodes, or what decoding takes is not known yet."""
@@ -296,7 +291,10 @@ class Engine:
 
     def _discard(self, sequence: Sequence) -> None:
         """Forget a sequence whose blocks may hold something other than numbers."""
-        self._kv.clear(self._scheduler.pool.forget(sequence.blocks))
+        blocks = self._scheduler.pool.forget(sequence.blocks)
+        self._kv.clear(blocks)
+        if self._draft:
+            self._draft.clear(blocks)
         self._forget(sequence.id)
 
     def _commit(self, plan: Plan, sampled: list[Sampled]) -> list[tuple[str, Delta]]:
@@ -330,10 +328,7 @@ class Engine:
         while accepted < len(drafts) and sampled[accepted].token == drafts[accepted]:
             accepted += 1
         if drafts:
-            chunk.sequence.lookup.observe(proposed=len(drafts), accepted=accepted)
-            for n in range(len(drafts)):
-                self._proposed[n] += 1
-                self._accepted[n] += n < accepted
+            self._speculator.verified(chunk.sequence, proposed=len(drafts), accepted=accepted)
         kept = sampled[: accepted + 1]
         return kept, next((one.error for one in kept if one.error), None)
 
@@ -373,6 +368,12 @@ class Engine:
             rest, stopped = sequence.text.flush()
             return text + rest, FinishReason.STOP if stopped else FinishReason.LENGTH
         return text, FinishReason.STOP if stopped else None
+
+
+def _cache(model: Model, *, blocks: int, block_size: int) -> KVCache:
+    return KVCache(
+        model.config, blocks=blocks, block_size=block_size, dtype=model.dtype, device=model.device
+    )
 
 
 def _positions(plan: Plan) -> list[Position]:

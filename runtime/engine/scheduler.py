@@ -127,6 +127,15 @@ class Scheduler:
         places = self.max_seqs - len(self.running)
         return len(self.running) - len(self.decoding) + min(places, len(self.waiting))
 
+    def reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Give a running sequence the blocks of so many tokens; False: there are not enough."""
+        missing = self._missing(sequence, tokens)
+        if missing > self.pool.free_count:
+            return False
+        if missing > 0:
+            sequence.blocks += self.pool.allocate(missing)
+        return True
+
     def commit(self, chunk: Chunk) -> None:
         """The chunk ran, and its sequence has the tokens that came of it: what is computed now is
         all but a sampled last token. Full blocks become findable."""
@@ -212,6 +221,7 @@ class Scheduler:
     def _free_blocks(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
+        sequence.drafted = None
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

@@ -4,6 +4,7 @@ import secrets
 from collections import Counter
 from enum import StrEnum
 
+from runtime.engine.draft_policy import Drafted, Record
 from runtime.engine.output import OutputText
 from runtime.engine.request import GenerationRequest
 from runtime.engine.speculation import PromptLookup
@@ -53,6 +54,8 @@ class Sequence:
         self.hashes: list[bytes] = []  # of its full blocks, as far as they are known
         self.drafts: tuple[int, ...] = ()
         self.lookup = PromptLookup(self.tokens)
+        self.drafted: Drafted | None = None  # None: it holds no blocks, or was never drafted for
+        self.draft_record = Record()
         self.output_counts: Counter[int] = Counter()
         seed = params.seed
         self.seed = secrets.randbits(64) if seed is None else seed

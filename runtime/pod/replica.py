@@ -142,6 +142,15 @@ class ModelProgram:
         model = build_model(
             restored.manifest.config, restored.tensors, max_context=assignment.max_context
         )
+        draft = None
+        if restored.draft is not None and restored.manifest.draft is not None:
+            # Beyond its own limit a draft model guesses worse; it must not be refused there.
+            limit = {"max_positions": restored.manifest.config.max_positions}
+            draft = build_model(
+                restored.manifest.draft.config.model_copy(update=limit),
+                restored.draft,
+                max_context=assignment.max_context,
+            )
         watch.lap("bind")
         tokenizer = self._tokenizer(assignment.snapshot)
         watch.lap("tokenizer")
@@ -158,6 +167,7 @@ class ModelProgram:
             emit=client.emit,
             on_crash=on_crash,
             on_sleep=on_sleep,
+            draft=draft,
         )
         torch.set_num_threads(self._threads)
         engine.start()
