@@ -321,3 +321,14 @@ def test_a_draft_past_the_end_is_not_made(start, eager, drafts):
         running.finish("a")
         assert running.tokens("a") == [0]
         assert running.deltas["a"][-1].finish is FinishReason.STOP
+
+
+def test_after_a_sleep_it_knows_that_its_keys_are_gone(start, eager, drafts):
+    with start(draft=drafts["same"]) as running:
+        for name in ("before", "after"):
+            running.submit(name, [*SHARED, 40], max_tokens=9, ignore_eos=True)
+            running.finish(name)
+            running.engine.sleep()
+        assert running.tokens("after") == running.tokens("before")
+        tally = running.engine.stats().drafts_by_method["draft"]
+        assert sum(tally.accepted) > 0.97 * sum(tally.proposed)
