@@ -14,39 +14,45 @@ import math
 from collections.abc import Iterable
 
 MARGIN = 0.9  # of the time allowed: predictions are a little off both ways
-_LEARNING_RATE = 0.3
-_FIRST_EACH = 0.06  # of a decoding step
-_FIRST_PAIR = 0.5  # of a token's, for a thousand keys
+_MEMORY = 0.9  # what a further step leaves of what is known
+_PAIR = 0.5  # a thousand keys seen, in tokens without any
+_HEAVIEST = 32.0  # tokens' worth: a large chunk says little of what small ones cost
 _OUTLIER = 4.0  # times the prediction
-_KEYS = 1000.0  # the unit of `pair`
+_KEYS = 1000.0
 
 
 class PrefillCost:
-    """Time of a prompt's tokens as `each · tokens + pair · keys seen`, in ms.
+    """What a prompt's tokens take, in ms, as a share of the keys that they see: the time of the
+    last steps over their tokens.
 
-    The normalised least-mean-squares rule: each observation moves the two estimates along its own
-    features until they explain a part of the error. It follows a slow change within some steps,
-    and stays stable where the features do not tell the two apart (one prompt, the same chunks).
+    How much dearer a token is after many others depends on kernel and model; one fixed guess is
+    enough, because the context grows slowly from step to step and the average follows. A sum over
+    sums is steady where single steps are not: one token's time drowns in the noise of a step.
     """
 
     def __init__(self) -> None:
-        self.each = 0.0  # ms of a token, without attention to earlier ones
-        self.pair = 0.0  # ms of a token for each thousand keys that it sees
+        self._ms = self._tokens = 0.0  # sums that forget
+
+    @property
+    def each(self) -> float:
+        """ms of a token that sees no others; 0 before anything is known."""
+        return max(self._ms, 0.01) / self._tokens if self._tokens else 0.0
+
+    @property
+    def pair(self) -> float:
+        """ms of a token for each thousand keys."""
+        return _PAIR * self.each
 
     def observe(self, chunks: Iterable[tuple[int, int]], *, ms: float) -> None:
         """A step with these prompt chunks (start, tokens) took `ms` more than without them."""
-        sizes = [_features(start, tokens) for start, tokens in chunks]
-        tokens, keys = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
-        if not self.each:
-            self.each = max(ms, 0.0) / (tokens + _FIRST_PAIR * keys)
-            self.pair = _FIRST_PAIR * self.each
-            return
-        predicted = self.each * tokens + self.pair * keys
-        error = min(ms, _OUTLIER * predicted) - predicted
-        step = _LEARNING_RATE * error / (tokens**2 + keys**2)
-        floor = 0.01 * self.each
-        self.each = max(self.each + step * tokens, floor)
-        self.pair = max(self.pair + step * keys, 0.0)
+        tokens = sum(
+            count + _PAIR * keys for count, keys in (_features(*chunk) for chunk in chunks)
+        )
+        if predicted := self.each * tokens:
+            ms = min(max(ms, -predicted), _OUTLIER * predicted)
+        weight = min(1.0, _HEAVIEST / tokens)
+        self._ms = _MEMORY * max(self._ms, 0.0) + weight * ms
+        self._tokens = _MEMORY * self._tokens + weight * tokens
 
     def of(self, start: int, tokens: int) -> float:
         """Expected time of a chunk in ms."""

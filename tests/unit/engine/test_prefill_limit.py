@@ -28,10 +28,10 @@ def enter(cost: PrefillCost, *, prompt: int, decode_ms: float, noise: float = 0.
     return ratios
 
 
-def learned() -> PrefillCost:
+def learned(start: int = 2000) -> PrefillCost:
     cost = PrefillCost()
-    for start in [*range(0, 4000, 400)] * 20:
-        cost.observe([(start, 64)], ms=true_ms(start, 64))
+    for _ in range(60):
+        cost.observe([(start, 16)], ms=true_ms(start, 16))
     return cost
 
 
@@ -65,10 +65,23 @@ def test_a_chunk_fits_and_one_more_token_would_not(start, ms):
     assert cost.of(start, tokens + 1) > ms * 0.999
 
 
-def test_the_estimates_are_those_of_the_machine():
-    cost = learned()
-    for start, tokens in ((0, 512), (1000, 64), (3900, 16)):
-        assert cost.of(start, tokens) == pytest.approx(true_ms(start, tokens), rel=0.15)
+@pytest.mark.parametrize("start", [0, 1000, 3900])
+def test_the_estimate_is_right_where_the_prompt_is(start):
+    cost = learned(start)
+    for tokens in (1, 16, 40):
+        assert cost.of(start + 50, tokens) == pytest.approx(true_ms(start + 50, tokens), rel=0.1)
+
+
+def test_noise_of_the_step_is_not_taken_for_the_tokens():
+    """A step varies by more than a token takes; the chunks must not shrink to nothing for it."""
+    rng, cost, start, steps = random.Random(3), PrefillCost(), 0, 0
+    cost.observe([(0, 40)], ms=true_ms(0, 40))
+    while start < 2000:
+        tokens = PrefillLimit(cost, ms=20.0).grant(start, 2000 - start)
+        cost.observe([(start, tokens)], ms=true_ms(start, tokens) + rng.gauss(0, 15))
+        start, steps = start + tokens, steps + 1
+    without_noise = true_ms(0, 2000) / 20.0
+    assert without_noise * 0.7 < steps < without_noise * 1.5
 
 
 def test_an_outlier_does_not_upset_the_estimate():
