@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable
 
 MARGIN = 0.9  # of the time allowed: predictions are a little off both ways
+MIN_TOKENS = 2  # of a prompt in a step, whatever they take: it must not stand still
 _MEMORY = 0.9  # what a further step leaves of what is known
 _PAIR = 0.5  # a thousand keys seen, in tokens without any
 _HEAVIEST = 32.0  # tokens' worth: a large chunk says little of what small ones cost
@@ -71,7 +72,7 @@ class PrefillCost:
 class PrefillLimit:
     """The time that one step may spend on prompts, dealt out chunk by chunk.
 
-    The first chunk of a step gets one token at least, so every step makes progress.
+    The first chunk of a step gets MIN_TOKENS at least, so every step makes progress.
     """
 
     def __init__(self, cost: PrefillCost, *, ms: float) -> None:
@@ -88,7 +89,8 @@ class PrefillLimit:
         """How many tokens from `start` on may be run; at least one while the limit is open."""
         if not self.is_open:
             return 0
-        tokens = min(wanted, max(1, self._cost.tokens_within(start, ms=self._left_ms)))
+        least = MIN_TOKENS if self._fresh else 1
+        tokens = min(wanted, max(least, self._cost.tokens_within(start, ms=self._left_ms)))
         self._left_ms -= self._cost.of(start, tokens)
         self._fresh = False
         return tokens

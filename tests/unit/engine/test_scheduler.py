@@ -257,10 +257,10 @@ def test_a_prefill_limit_lets_decoding_through_and_the_prompt_on():
     cost.observe([(0, 10)], ms=10.0)
     sizes = []
     for _ in range(5):
-        plan = sched.schedule(PrefillLimit(cost, ms=3.2))
+        plan = sched.schedule(PrefillLimit(cost, ms=6.2))
         sizes.append([chunk.count for chunk in plan.chunks])
         for chunk in plan.chunks:
             if chunk.samples:
                 chunk.sequence.append(7)
             sched.commit(chunk)
-    assert sizes == [[1, 3]] * 5
+    assert sizes == [[1, 6]] * 5
