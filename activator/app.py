@@ -1,13 +1,13 @@
 """The activator's ASGI application: everything wired together, nothing decided.
 
-    Boundary (ids, errors, log) → router → Proxy | Models | Warm | Control | probes
+    Boundary (ids, errors, log) → router → Proxy | Models | Warm | Control | metrics | probes
 
 `build_app` is called by whoever serves it (`glowplug serve`, the Kubernetes entry point) with the
 implementations of the contracts. All of it runs on one event loop; the server that runs the app
 also runs its lifespan, or calls `start` and `stop`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,12 +20,14 @@ from activator.control import Control
 from activator.functions import Functions
 from activator.lanes import Lanes
 from activator.limits import Limits
+from activator.metrics import FrontDoorMetrics, MetricsPage
 from activator.models import Models
 from activator.proxy import Proxy
 from activator.upstream import Upstream
 from activator.warm import Warm
 from glowplug.contracts import DemandSink, Endpoints, Registry
 from glowplug.errors import Unavailable
+from glowplug.metrics import MetricsText
 
 DEFAULT_LIMITS = Limits()
 
@@ -74,17 +76,21 @@ def build_app(
     keys: Mapping[str, Identity] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     public_url: str | None = None,
+    metrics: Sequence[MetricsText] = (),
 ) -> Activator:
     """The activator over these implementations.
 
     `keys` maps an API key to who it is from; without keys everybody may do everything.
     `public_url` is how clients reach this server, for invoke URLs; None: as each request's Host.
+    `metrics` are other parts', which GET /metrics shows after the activator's own.
     """
     functions = Functions(registry)  # before the lanes: they ask it when a function changes
     upstream = Upstream()
     lanes = Lanes(functions=functions, registry=registry, endpoints=endpoints, sink=demand)
+    counts = FrontDoorMetrics(lanes.demands)
+    lanes.on_close = counts.forget
     proxy = Proxy(functions=functions, lanes=lanes, upstream=upstream, limits=limits)
-    models = Models(registry=registry, functions=functions)
+    models = Models(registry=registry, functions=functions, endpoints=endpoints)
     control = Control(registry=registry, endpoints=endpoints, limits=limits, public_url=public_url)
     router = Router(
         [
@@ -96,6 +102,7 @@ def build_app(
             Route("/f/{function}/v1/{path:path}", proxy),
             Route("/health", _health, methods=["GET"]),
             Route("/ready", _Ready(upstream).get, methods=["GET"]),
+            Route("/metrics", MetricsPage([counts.text, *metrics]).get, methods=["GET"]),
             Route("/v1/models", models.list_all, methods=["GET"]),
             Route("/v1/models/{model:path}", models.get, methods=["GET"]),
             *control.routes(),
@@ -103,7 +110,8 @@ def build_app(
         ],
         redirect_slashes=False,
     )
-    return Activator(boundary=Boundary(router, Keys(keys)), lanes=lanes, upstream=upstream)
+    boundary = Boundary(router, Keys(keys), counts)
+    return Activator(boundary=boundary, lanes=lanes, upstream=upstream)
 
 
 async def _health(_request: Request) -> Response:

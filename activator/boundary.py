@@ -17,6 +17,7 @@ from activator.auth import Keys
 from activator.clocks import ClientGone
 from activator.exchange import Exchange
 from activator.headers import RawHeaders, encoded
+from activator.metrics import FrontDoorMetrics
 from glowplug.errors import (
     BodyTimeout,
     GlowplugError,
@@ -28,6 +29,7 @@ from glowplug.errors import (
 )
 
 PROBES = frozenset(("/health", "/ready"))
+NOT_COUNTED = PROBES | {"/metrics"}  # asked for by machines, all the time
 CLIENT_GONE_STATUS = 499  # nginx's; only in the log, for nobody is there to read it
 
 log = logging.getLogger(__name__)
@@ -37,9 +39,10 @@ access = logging.getLogger("activator.access")
 class Boundary:
     """Wraps the router."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: FrontDoorMetrics) -> None:
         self._app = app
         self._keys = keys
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request."""
@@ -71,7 +74,10 @@ class Boundary:
                 )
             )
         finally:
-            _write_log(exchange, logging.DEBUG if scope["path"] in PROBES else logging.INFO)
+            counted = scope["path"] not in NOT_COUNTED
+            if counted:
+                self._metrics.observe(exchange)
+            _write_log(exchange, logging.INFO if counted else logging.DEBUG)
 
 
 def _headers_of(error: GlowplugError) -> RawHeaders:

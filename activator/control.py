@@ -7,7 +7,7 @@ scaler's business, and shows in `state` here.
 import asyncio
 import contextlib
 import json
-from typing import Any
+from typing import Any, NoReturn
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,7 +20,7 @@ from activator.exchange import exchange_of
 from activator.limits import Limits
 from activator.representation import base_url_of, represent
 from glowplug.contracts import Endpoints, Function, FunctionStatus, Registry
-from glowplug.errors import BodyTimeout, Conflict, InvalidRequest, NotFound
+from glowplug.errors import BodyTimeout, Conflict, InvalidRequest, InvalidSpec, NotFound
 from glowplug.spec import FunctionSpec, parse_spec
 
 MAX_SPEC_BYTES = 1 << 20
@@ -70,7 +70,7 @@ class Control:
     async def create(self, request: Request) -> Response:
         """POST /v1/functions: 201, or 409 where the name is taken."""
         require_admin(exchange_of(request.scope).identity)
-        spec = parse_spec(await self._json(request))
+        spec = self._checked(parse_spec(await self._json(request)))
         async with self._one_writer:
             if await self._find(spec.name) is not None:
                 raise Conflict(
@@ -84,7 +84,7 @@ class Control:
     async def put(self, request: Request) -> Response:
         """PUT /v1/functions/{name}: 201 where it is new, 200 where it replaces one."""
         require_admin(exchange_of(request.scope).identity)
-        spec = _named(await self._json(request), request.path_params["name"])
+        spec = self._checked(_named(await self._json(request), request.path_params["name"]))
         async with self._one_writer:
             is_new = await self._find(spec.name) is None
             function = await self._registry.put(spec)
@@ -100,6 +100,19 @@ class Control:
             await self._existing(name)
             await self._registry.delete(name)
         return Response(status_code=204)
+
+    def _checked(self, spec: FunctionSpec) -> FunctionSpec:
+        """Raises InvalidSpec for more replicas than this server can run."""
+        most = self._limits.max_replicas
+        for field in ("min_replicas", "max_replicas"):
+            if (wanted := getattr(spec, field)) > most:
+                raise InvalidSpec(
+                    f"{field}: {wanted} is over {most}, the most that this server runs of one "
+                    "function; lower it",
+                    param=field,
+                    code="invalid_spec",
+                )
+        return spec
 
     async def _find(self, name: str) -> Function | None:
         try:
@@ -130,7 +143,7 @@ class Control:
                     share=share,
                 )
         try:
-            return json.loads(body)
+            return json.loads(body, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(
                 f"the body is not valid JSON: {error}", code="invalid_json"
@@ -148,6 +161,10 @@ class Control:
         with contextlib.suppress(NotFound):  # just created: the scaler has not seen it yet
             status = self._endpoints.status(function.spec.name)
         return represent(function, status, base_url=base_url_of(request, self._public_url))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _named(data: Any, name: str) -> FunctionSpec:

@@ -31,6 +31,24 @@ class Functions:
             self._known[name] = function
         return function
 
+    async def of_model(self, model: str) -> Function:
+        """The function that a request's `model` names: its name, or `name:adapter`.
+
+        Raises:
+            NotFound: there is no such function, or it has no such adapter.
+        """
+        name, colon, adapter = model.partition(":")
+        function = await self.get(name)
+        adapters = function.spec.adapters
+        if colon and adapter not in adapters:
+            known = f"; it has {', '.join(sorted(adapters))}" if adapters else ""
+            raise NotFound(
+                f"the function {name} has no adapter {adapter[:100]!r}{known}",
+                param="model",
+                code="model_not_found",
+            )
+        return function
+
     def _forget(self, name: str) -> None:
         self._changes += 1
         self._known.pop(name, None)

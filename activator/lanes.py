@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from activator.demand import Demand
@@ -20,6 +20,7 @@ class Lanes:
     def __init__(
         self, *, functions: Functions, registry: Registry, endpoints: Endpoints, sink: DemandSink
     ) -> None:
+        self.on_close: Callable[[str], None] = lambda function: None
         self._functions = functions
         self._endpoints = endpoints
         self._lanes: dict[str, Lane] = {}
@@ -35,6 +36,10 @@ class Lanes:
             lane = Lane(function, endpoints=self._endpoints, changed=self._demand.changed)
             self._lanes[function] = lane
         return lane
+
+    def demands(self) -> list[DemandReport]:
+        """What there is to do for each function that has been called."""
+        return [lane.demand() for lane in self._lanes.values()]
 
     def start(self) -> None:
         """Begin the reports every second."""
@@ -66,6 +71,7 @@ class Lanes:
             lane = self._lanes.pop(function, None)
             if lane is not None:
                 lane.close()
+            self.on_close(function)
         except Exception:
             log.exception("could not look up %s, which has changed", function)
 

@@ -49,7 +49,10 @@ class Proxy:
                 await self._refuse_early(name, exchange)
             body = await self._read(exchange, share)
             # Only now for good: while the body came in it may have been deleted or changed.
-            function = await self._functions.get(model_of(body) if name is None else name)
+            if name is None:
+                function = await self._functions.of_model(model_of(body))
+            else:
+                function = await self._functions.get(name)
             request = UpstreamRequest(
                 method=exchange.method,
                 path=f"/v1/{path}{_query(scope)}",

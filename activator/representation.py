@@ -27,12 +27,13 @@ def represent(
     return {
         "name": name,
         "spec": function.spec.model_dump(mode="json"),
-        "revision": function.spec.revision,
+        "revision": function.revision,
         "generation": function.generation,
         "state": (status.state if status else _state_of(function)).value,
         "reason": status.reason if status else function.failure,
         "sealing_progress": status.sealing_progress if status else None,
         "snapshot": function.snapshot,
+        "adapters": dict(function.adapters),
         "failure": function.failure,
         "replicas": {
             "ready": _count(replicas, ReplicaState.READY),
@@ -45,6 +46,7 @@ def represent(
         "in_flight": status.in_flight if status else 0,
         "queued": status.queued if status else 0,
         "last_start_ms": dict(status.last_start_ms) if status else {},
+        "max_context": status.max_context if status else None,
         "invoke_url": invoke_url,
         "openai_base_url": f"{invoke_url}/v1",
         "created": function.created_s,

@@ -2,7 +2,9 @@
 
 from starlette.exceptions import HTTPException
 
-CALLS = frozenset(("chat/completions", "completions", "tokenize", "detokenize"))  # all are POSTs
+CALLS = frozenset(  # all are POSTs
+    ("chat/completions", "completions", "embeddings", "tokenize", "detokenize")
+)
 ANSWERED_HERE = {"models": "GET", "functions": "GET, POST, PUT, DELETE"}
 
 

@@ -23,7 +23,8 @@ import torch
 from servers import MODEL
 from tokenizers import Tokenizer
 
-from runtime.engine.loop import Engine, EngineLimits
+from runtime.engine.limits import EngineLimits
+from runtime.engine.loop import Engine
 from runtime.engine.request import Delta, GenerationRequest, SamplingParams
 from runtime.models.registry import build_model
 from snapshot.manifest import TOKENIZER
@@ -106,9 +107,8 @@ def main() -> None:
 
 
 def without_limit(engine: Engine, active: bool) -> "mock._patch[object]":
-    return mock.patch.object(
-        engine, "_prefill_limit", (lambda: None) if active else engine._prefill_limit
-    )
+    pace = engine._pace
+    return mock.patch.object(pace, "limit", (lambda _scheduler: None) if active else pace.limit)
 
 
 def enter(recorded: Recorded, name: str, options: argparse.Namespace) -> Sample:

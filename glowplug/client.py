@@ -150,7 +150,7 @@ class Client:
     def chat(
         self, name: str, messages: Sequence[Mapping[str, str]], **params: Any
     ) -> Iterator[Answer]:
-        """Call a function; inside the `with` block the answer streams in.
+        """Call a function, or `function:adapter`; inside the `with` block the answer streams in.
 
         `params` are further fields of the request, such as max_tokens and temperature. Leaving
         the block early ends the generation.
@@ -167,7 +167,7 @@ class Client:
             self._transport_errors(),
             self._http.stream(
                 "POST",
-                f"/f/{_segment(name)}/v1/chat/completions",
+                f"/f/{_segment(name.partition(':')[0])}/v1/chat/completions",
                 content=_encoded(body),
                 headers=_JSON,
                 timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),

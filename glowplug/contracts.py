@@ -5,13 +5,15 @@ hand each part the others' implementations. Everything here runs on one asyncio 
 a docstring says otherwise; callbacks are called on that loop and must not block.
 """
 
+import hashlib
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from glowplug.spec import FunctionSpec, Speculation
+from glowplug.spec import FunctionSpec, Pooling, Speculation
 
 # Whose request it is: set by the activator from the API key, never passed on from a client. What a
 # replica keeps between requests (the prefix cache) it keeps apart by this.
@@ -19,6 +21,10 @@ TENANT_HEADER = "x-glowplug-tenant"
 
 # Its class, by name (`normal`): set by the activator, which takes it from X-Priority.
 PRIORITY_HEADER = "x-glowplug-priority"
+
+# What the front door and the replicas take of one request; a prompt of a million tokens is about
+# 5 MiB.
+MAX_BODY_BYTES = 32 * 2**20
 
 
 class Priority(IntEnum):
@@ -68,6 +74,16 @@ class Function:
     failure: str | None = None  # why the model could not be sealed
     created_s: float = 0.0  # Unix time
     updated_s: float = 0.0
+    adapters: Mapping[str, str] = field(default_factory=dict)  # name: digest, as last sealed
+
+    @property
+    def revision(self) -> str:
+        """Ten hex digits: the spec's revision and, as they may change under the same name, the
+        contents of its adapters."""
+        if not self.adapters:
+            return self.spec.revision
+        contents = json.dumps([self.spec.revision, sorted(self.adapters.items())])
+        return hashlib.sha256(contents.encode()).hexdigest()[:10]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +98,10 @@ class Assignment:
     max_seqs: int
     kv_cache_bytes: int
     speculation: Speculation = "auto"
+    prefix_snapshot_bytes: int = 0
+    pooling: Pooling = "auto"
+    adapters: Mapping[str, str] = field(default_factory=dict)  # name: digest
+    adapter_cache_bytes: int = 0  # for those in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +116,9 @@ class Replica:
     capacity: int  # sequences at once
     start_kind: StartKind
     stages_ms: Mapping[str, float] = field(default_factory=dict)  # of its start, once ready
+    max_context: int | None = None  # tokens of one sequence, once ready
     reason: str | None = None  # why it is gone
+    snapshot_lost: bool = False  # it is gone as its node has no such snapshot, or a damaged one
     pid: int | None = None
     asleep: bool = False  # ready, without its KV memory; the next request wakes it
     assigned_s: float = 0.0  # time.monotonic()
@@ -136,9 +158,16 @@ class Registry(Protocol):
         ...
 
     async def set_sealed(
-        self, name: str, revision: str, *, snapshot: str | None, failure: str | None
+        self,
+        name: str,
+        revision: str,
+        *,
+        snapshot: str | None,
+        failure: str | None,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """Record how sealing ended; ignored where the function has another revision by now."""
+        """Record how sealing the spec's `revision` ended; ignored where the function has another
+        by now. `adapters` None leaves what is known of them."""
         ...
 
     def subscribe(self, changed: Callable[[str], None]) -> None:
@@ -206,10 +235,20 @@ class Fleet(Protocol):
 class Sealer(Protocol):
     """Turns a model source into a snapshot in the node cache."""
 
+    async def check(self, spec: FunctionSpec) -> None:
+        """Raises SnapshotError where it is plain at once that `seal` cannot succeed."""
+        ...
+
     async def seal(self, spec: FunctionSpec, progress: Callable[[float], None]) -> str:
         """Digest of the snapshot; idempotent. `progress` gets 0.0 to 1.0.
 
         Raises SnapshotError with the reason for the user.
+        """
+        ...
+
+    async def seal_adapters(self, spec: FunctionSpec, *, snapshot: str) -> Mapping[str, str]:
+        """Digests of the function's adapters by name, sealed for the model of this snapshot, which
+        stays as it is; idempotent. Raises SnapshotError.
         """
         ...
 
@@ -236,3 +275,4 @@ class FunctionStatus:
     in_flight: int
     queued: int
     last_start_ms: Mapping[str, float]  # stages of the last start
+    max_context: int | None = None  # tokens that its last replica took of one sequence

@@ -1,8 +1,9 @@
 """How a fleet talks to a pod's supervisor: one JSON object a line over a stream socket.
 
 Fleet → pod: `Assign`, `Sleep`, `Release`, `Prefetch`. Pod → fleet: `Hello` once, then a
-`ReplicaChanged` for every change of a replica (its whole state each time) and a `StandbysChanged`
-when the number of ready standbys changes. The pod ends, with all it started, when the stream ends.
+`ReplicaChanged` for every change of a replica (its whole state each time), a `ReplicaMeasured` with
+its metrics now and then, and a `StandbysChanged` when the number of ready standbys changes. The pod
+ends, with all it started, when the stream ends.
 """
 
 import json
@@ -58,13 +59,23 @@ class ReplicaChanged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplicaMeasured:
+    """A replica's metrics in Prometheus' text format; none come after its end."""
+
+    replica: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class StandbysChanged:
     """How many standbys are ready to be assigned."""
 
     ready: int
 
 
-Message = Assign | Sleep | Release | Prefetch | Hello | ReplicaChanged | StandbysChanged
+Message = (
+    Assign | Sleep | Release | Prefetch | Hello | ReplicaChanged | ReplicaMeasured | StandbysChanged
+)
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 

@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -27,12 +28,18 @@ from activator.limits import Limits
 from glowplug.contracts import Registry
 from glowplug.data_folder import DataFolder
 from glowplug.errors import GlowplugError, NotFound
+from glowplug.http_protocol import JsonErrorProtocol
 from glowplug.keys_file import read_keys
 from scaler.app import Scaler
 from scaler.fleets.local import LocalFleet
 from scaler.registry import SqliteRegistry
+from snapshot.adapter_store import AdapterStore
+from snapshot.eviction import trim
 from snapshot.node_cache import NodeCache
+from snapshot.s3_location import parse_location
 from snapshot.sealer import ProcessSealer
+from snapshot.signatures import read_public_keys
+from snapshot.supply import SnapshotSupply
 
 BACKLOG = 2048
 DRAIN_S = 15  # how long a stop waits for the requests that run
@@ -54,6 +61,11 @@ class ServeSettings:
     keys: Path | None  # API keys; None: no authentication
     public_url: str | None  # how clients reach this server; None: as each request's Host says
     log_level: str
+    cache_limit_bytes: int | None = None  # of the node cache; None: its disk's
+    verify: str = "never"  # how much of a snapshot is checked before it is served
+    store: str | None = None  # s3://BUCKET/PREFIX that snapshots are fetched from and pushed to
+    store_endpoint: str | None = None  # of an S3-compatible service
+    trust: tuple[Path, ...] = ()  # public keys, of which one must have signed a snapshot
 
 
 def serve(settings: ServeSettings) -> None:
@@ -80,13 +92,22 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
         registry = SqliteRegistry(data.registry)
         parts.callback(registry.close)
         cache = NodeCache(data.cache)
-        await _forget_lost_snapshots(registry, cache)
+        cache.set_limit(settings.cache_limit_bytes)
+        await asyncio.to_thread(trim, cache)
+        supply = _supply(settings, cache)
+        parts.push_async_callback(supply.stop)
+        await _forget_lost_snapshots(registry, supply, cache)
 
         fleet = LocalFleet(_pod_command(settings, data), log_path=data.logs / "supervisor.log")
         await fleet.start()
         parts.push_async_callback(fleet.close)
 
-        scaler = Scaler(registry=registry, fleet=fleet, sealer=ProcessSealer(cache))
+        scaler = Scaler(
+            registry=registry,
+            fleet=fleet,
+            sealer=supply,
+            standbys=lambda: fleet.standbys,
+        )
         await scaler.start()
         parts.push_async_callback(scaler.stop)
 
@@ -95,13 +116,15 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             endpoints=scaler.endpoints,
             demand=scaler.demand,
             keys=keys,
-            limits=Limits(),
+            limits=Limits(max_replicas=_max_replicas()),
             public_url=settings.public_url,
+            metrics=[scaler.metrics.text, fleet.series.text],
         )
+        parts.push_async_callback(app.stop)  # where a second signal has ended the server before
         server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=JsonErrorProtocol,
                 ws="none",
                 log_config=None,
                 log_level="warning",
@@ -113,25 +136,55 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
         await server.serve(sockets=[listener])
 
 
+def _max_replicas() -> int:
+    """Each computes on all cores: several to a core only wait for each other."""
+    return max(8, 4 * len(os.sched_getaffinity(0)))
+
+
 def _pod_command(settings: ServeSettings, data: DataFolder) -> list[str]:
     return [
         *(sys.executable, "-m", "runtime.pod.supervisor"),
         *("--cache", str(data.cache)),
         *("--standbys", str(settings.standbys)),
         *("--log-dir", str(data.logs)),
+        *("--verify", settings.verify),
     ]
 
 
-async def _forget_lost_snapshots(registry: Registry, cache: NodeCache) -> None:
-    """Have those functions sealed again whose snapshot was removed while no server ran."""
+def _supply(settings: ServeSettings, cache: NodeCache) -> SnapshotSupply:
+    store = None
+    if settings.store is not None:
+        store = parse_location(settings.store, settings.store_endpoint)
+    trusted = read_public_keys(settings.trust) if settings.trust else []
+    return SnapshotSupply(cache, ProcessSealer(cache), store=store, trusted=trusted)
+
+
+async def _forget_lost_snapshots(
+    registry: Registry, supply: SnapshotSupply, cache: NodeCache
+) -> None:
+    """Have those functions sealed again whose snapshot, or an adapter, was removed while no server
+    ran, or is not signed as it must be by now. In a cache with a limit a snapshot that is missing
+    was evicted, and comes back when it is called."""
     for function in await registry.list():
-        try:
-            if function.snapshot is not None:
-                cache.path(function.snapshot)
-        except NotFound:
-            spec = function.spec
-            log.warning("%s: its snapshot is not in the cache; sealing it again", spec.name)
+        if function.snapshot is None:
+            continue
+        spec = function.spec
+        reason = _missing_adapter(function.adapters, cache)
+        if reason is None and (cache.limit_bytes is None or cache.has(function.snapshot)):
+            reason = supply.refusal(spec, function.snapshot)
+        if reason is not None:
+            log.warning("%s: sealing it again: %s", spec.name, reason)
             await registry.set_sealed(spec.name, spec.revision, snapshot=None, failure=None)
+
+
+def _missing_adapter(digests: Mapping[str, str], cache: NodeCache) -> str | None:
+    store = AdapterStore(cache)
+    try:
+        for digest in digests.values():
+            store.path(digest)
+    except NotFound as error:
+        return error.message
+    return None
 
 
 class _Server(uvicorn.Server):

@@ -6,10 +6,19 @@ names the field and the fix.
 
 import hashlib
 import json
+import math
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from glowplug.errors import InvalidSpec
 
@@ -17,19 +26,27 @@ _DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _BYTES_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|)")
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,63}")
+MAX_ADAPTERS = 128
 _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 Dtype = Literal["bfloat16", "float32"]
 Quantization = Literal["none", "int8", "int4"]
 Speculation = Literal["auto", "off"]
+PoolingMethod = Literal["mean", "last", "cls"]
+Pooling = Literal["auto", PoolingMethod]
 
 
 def parse_duration(value: object) -> object:
     """Seconds from "1h30m", "45s" or a number; anything else is left for pydantic to refuse.
 
     Raises:
-        ValueError: a string that is not a duration.
+        ValueError: a string that is not a duration, or a number that is not finite.
     """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a duration; write for example 30s, 5m or 1h30m")
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -79,9 +96,12 @@ class FunctionSpec(BaseModel):
 
     name: str = Field(pattern=_NAME, description="DNS label; part of the invoke URL")
     model: str = Field(
-        min_length=1,
+        pattern=r"\S",
         max_length=4096,
         description="a folder, a .gguf file, or package://PACKAGE/FILE.gguf",
+    )
+    digest: str | None = Field(
+        None, description="the snapshot that the model must be sealed into, or fetched as"
     )
     dtype: Dtype = Field("bfloat16", description="precision that the weights are sealed in")
     quantization: Quantization = Field(
@@ -104,6 +124,26 @@ class FunctionSpec(BaseModel):
         max_length=4096,
         description="a smaller model of the same vocabulary that guesses tokens, sealed with it",
     )
+    pooling: Pooling = Field(
+        "auto", description="which tokens make an embedding; auto: as the model says"
+    )
+
+    prefix_snapshot_bytes: Bytes = Field(
+        64 * 2**20,
+        ge=0,
+        le=2**40,
+        description="of hot prompt prefixes' KV, kept for the next start",
+    )
+
+    adapters: dict[str, str] = Field(
+        {},
+        max_length=MAX_ADAPTERS,
+        description="LoRA adapters by name: folders that PEFT saved; requests name one as "
+        "function:adapter",
+    )
+    adapter_cache_bytes: Bytes = Field(
+        512 * 2**20, ge=2**20, description="memory of one replica for adapters in use"
+    )
 
     min_replicas: int = Field(0, ge=0, le=1000)
     max_replicas: int = Field(1, ge=1, le=1000)
@@ -124,6 +164,19 @@ class FunctionSpec(BaseModel):
     )
     queue: QueueLimits = QueueLimits()
 
+    @field_validator("adapters")
+    @classmethod
+    def _adapters_named(cls, adapters: dict[str, str]) -> dict[str, str]:
+        for name, source in adapters.items():
+            if _ADAPTER_NAME.fullmatch(name) is None:
+                raise ValueError(
+                    f"{name[:80]!r} is not a name for an adapter; use letters, digits, '-', '_' "
+                    "and '.', 64 characters at most, the first one a letter or digit"
+                )
+            if not 0 < len(source) <= 4096 or not source.isprintable():
+                raise ValueError(f"{name}: give the folder that PEFT's save_pretrained wrote")
+        return adapters
+
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:
         if self.quantization != "none" and self.dtype != "bfloat16":
@@ -138,6 +191,34 @@ class FunctionSpec(BaseModel):
             )
         return self
 
+    @field_validator("model")
+    @classmethod
+    def _model_is_a_source(cls, model: str) -> str:
+        """What can be said of a source without looking: the rest is `find_source`'s."""
+        if not model.strip() or not model.isprintable():
+            raise ValueError("give a folder, a .gguf file or package://PACKAGE/FILE.gguf")
+        scheme = _SCHEME.match(model)
+        if scheme and scheme[1] != "package":
+            raise ValueError(
+                f"{scheme[0][:40]} is no kind of source; give a folder, a .gguf file or "
+                "package://PACKAGE/FILE.gguf"
+            )
+        if model.lower().endswith(_PICKLES):
+            raise ValueError(
+                f"{model[:200]} is a Python pickle, which can run code when read; give a folder "
+                "with .safetensors files or a .gguf file"
+            )
+        return model
+
+    @field_validator("digest")
+    @classmethod
+    def _digest_is_one(cls, digest: str | None) -> str | None:
+        if digest is not None and not re.fullmatch(r"sha256-[0-9a-f]{64}", digest):
+            raise ValueError(
+                "write sha256- and 64 hexadecimal digits, as glowplug snapshots ls --json shows it"
+            )
+        return digest
+
     @property
     def revision(self) -> str:
         """Ten hex digits that name this version of the model and its serving settings."""
@@ -145,6 +226,7 @@ class FunctionSpec(BaseModel):
             field: getattr(self, field)
             for field in (
                 "model",
+                "digest",
                 "dtype",
                 "quantization",
                 "max_context",
@@ -152,6 +234,10 @@ class FunctionSpec(BaseModel):
                 "kv_cache_bytes",
                 "speculation",
                 "draft_model",
+                "prefix_snapshot_bytes",
+                "pooling",
+                "adapters",
+                "adapter_cache_bytes",
             )
         }
         return hashlib.sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()[:10]
@@ -182,6 +268,8 @@ def parse_spec(data: Any) -> FunctionSpec:
                 "use lower-case letters, digits and '-', starting and ending with a letter or "
                 "digit, 63 characters at most"
             )
+        elif field == "model" and first["type"] == "string_pattern_mismatch":
+            message = "is empty; name a folder, a .gguf file, or package://PACKAGE/FILE.gguf"
         if not field:  # a model validator's message names its field itself
             field, _, message = message.partition(": ")
         raise InvalidSpec(f"{field}: {message}", param=field, code="invalid_spec") from None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from glowplug.contracts import Fleet, Registry, Sealer
 from scaler.demand import DemandTable
 from scaler.endpoints import ScalerEndpoints
+from scaler.metrics import ScalerMetrics
 from scaler.plan import DEFAULT_POLICY, Policy
 from scaler.reconciler import Reconciler
 from scaler.state import State
@@ -28,10 +29,13 @@ class Scaler:
         now: Callable[[], float] = time.monotonic,
         tick_s: float = 1.0,
         retry_s: float = 1.0,
+        standbys: Callable[[], int] = lambda: 0,
     ) -> None:
         """`now` must be the clock of the demand reports. `retry_s` is the first wait after a
-        failed call to the registry, the fleet or the sealer."""
+        failed call to the registry, the fleet or the sealer. `standbys` is how many the fleet has
+        ready, for the metrics."""
         state = State()
+        self.metrics = ScalerMetrics(state, standbys=standbys)
         self.demand = DemandTable()
         self.endpoints = ScalerEndpoints(state, self.demand, now=now)
         self.reconciler = Reconciler(
@@ -41,6 +45,7 @@ class Scaler:
             state=state,
             demand=self.demand,
             endpoints=self.endpoints,
+            metrics=self.metrics,
             policy=policy,
             now=now,
             tick_s=tick_s,

@@ -65,6 +65,7 @@ class ScalerEndpoints:
             in_flight=self._demand.in_flight(function),
             queued=self._demand.queued(function),
             last_start_ms=tracked.last_start_ms,
+            max_context=tracked.max_context,
         )
 
     def subscribe(self, changed: Callable[[str], None]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from glowplug.contracts import Assignment, Fleet, Replica, ReplicaState
 from glowplug.errors import GlowplugError
 from glowplug.spec import FunctionSpec
+from scaler.metrics import ScalerMetrics
 from scaler.state import Entry, State, Tracked
 
 # For replicas whose function was deleted before this scaler started: its own limit is not known.
@@ -30,15 +31,20 @@ class Launcher:
         *,
         fleet: Fleet,
         state: State,
+        metrics: ScalerMetrics,
         changed: Callable[[str], None],
+        snapshot_lost: Callable[[Tracked], bool],
         now: Callable[[], float],
         retry_s: float,
     ) -> None:
-        """`changed(function)` is called after each change of its replicas. `retry_s` is the wait
-        after the fleet could not be followed."""
+        """`changed(function)` is called after each change of its replicas; `snapshot_lost` when one
+        of the current revision did not find its snapshot whole: True means that this is taken care
+        of. `retry_s` is the wait after the fleet could not be followed."""
         self._fleet = fleet
         self._state = state
+        self._metrics = metrics
         self._changed = changed
+        self._snapshot_lost = snapshot_lost
         self._now = now
         self._retry_s = retry_s
         self._given_up: set[str] = set()  # ids the fleet may still report, of failed assignments
@@ -50,12 +56,16 @@ class Launcher:
         assignment = Assignment(
             replica=f"{spec.name}-{secrets.token_hex(4)}",
             function=spec.name,
-            revision=spec.revision,
+            revision=tracked.revision,
             snapshot=snapshot,
             max_context=spec.max_context,
             max_seqs=spec.max_seqs,
             kv_cache_bytes=spec.kv_cache_bytes,
             speculation=spec.speculation,
+            prefix_snapshot_bytes=spec.prefix_snapshot_bytes,
+            pooling=spec.pooling,
+            adapters=tracked.function.adapters,
+            adapter_cache_bytes=spec.adapter_cache_bytes,
         )
         _log.info("%s: starting replica %s", spec.name, assignment.replica)
         entry = self._state.replicas.expect(assignment, now_s=self._now())
@@ -138,7 +148,8 @@ class Launcher:
         if replica.state is ReplicaState.GONE:
             self._given_up.discard(replica.id)
             if entry is not None:
-                self._gone(entry, replica.reason or "it ended by itself")
+                reason = replica.reason or "it ended by itself"
+                self._gone(entry, reason, snapshot_lost=replica.snapshot_lost)
             return
         if replica.id in self._given_up:
             if replica.state is not ReplicaState.DRAINING:
@@ -217,11 +228,14 @@ class Launcher:
         _log.info("%s: replica %s is ready after %.3f s", replica.function, replica.id, took_s)
         tracked = self._state.functions.get(replica.function)
         if tracked is not None:
+            self._metrics.started(replica, took_s=took_s)
             tracked.last_start_ms = replica.stages_ms
+            tracked.context = (replica.revision, replica.max_context)
             if replica.revision == tracked.revision:
                 tracked.breaker = tracked.breaker.became_ready()
+                tracked.recovering = False
 
-    def _gone(self, entry: Entry, reason: str) -> None:
+    def _gone(self, entry: Entry, reason: str, *, snapshot_lost: bool = False) -> None:
         replica, now_s = entry.replica, self._now()
         self._state.replicas.remove(replica.id)
         tracked = self._state.functions.get(replica.function)
@@ -230,7 +244,11 @@ class Launcher:
             if tracked is not None and entry.ready_at_s is not None:
                 tracked.breaker = tracked.breaker.ended_well()
         elif entry.ready_at_s is None:
-            self._start_failed(replica, reason)
+            is_current = tracked is not None and replica.revision == tracked.revision
+            if snapshot_lost and is_current and tracked and self._snapshot_lost(tracked):
+                _log.warning("%s: %s; getting it again", replica.function, reason)
+            else:
+                self._start_failed(replica, reason)
         else:
             _log.warning("%s: replica %s died: %s", replica.function, replica.id, reason)
             if tracked is not None and replica.revision == tracked.revision:
@@ -241,6 +259,8 @@ class Launcher:
     def _start_failed(self, replica: Replica, cause: str) -> None:
         now_s = self._now()
         tracked = self._state.functions.get(replica.function)
+        if tracked is not None:
+            self._metrics.start_failed(replica.function)
         if tracked is not None and replica.revision == tracked.revision:
             tracked.breaker = tracked.breaker.start_failed(now_s, cause)
             _log.warning(

@@ -19,8 +19,9 @@ from scaler.breaker import Breaker
 from scaler.demand import DemandTable
 from scaler.endpoints import ScalerEndpoints
 from scaler.launcher import Launcher
+from scaler.metrics import ScalerMetrics
 from scaler.plan import Demand, Policy, plan
-from scaler.sealing import Sealing
+from scaler.sealing import Outcome, Sealing
 from scaler.state import State, Tracked
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Reconciler:
         state: State,
         demand: DemandTable,
         endpoints: ScalerEndpoints,
+        metrics: ScalerMetrics,
         policy: Policy,
         now: Callable[[], float],
         tick_s: float,
@@ -48,12 +50,19 @@ class Reconciler:
         self._state = state
         self._demand = demand
         self._endpoints = endpoints
+        self._metrics = metrics
         self._policy = policy
         self._now = now
         self._tick_s = tick_s
         self._retry_s = retry_s
         self._launcher = Launcher(
-            fleet=fleet, state=state, changed=self._changed, now=now, retry_s=retry_s
+            fleet=fleet,
+            state=state,
+            metrics=metrics,
+            changed=self._changed,
+            snapshot_lost=self._snapshot_lost,
+            now=now,
+            retry_s=retry_s,
         )
         self._sealing = Sealing(
             sealer=sealer,
@@ -68,6 +77,7 @@ class Reconciler:
         self._functions_known = asyncio.Event()
         self._replicas_known = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._forgetting: set[asyncio.Task[None]] = set()
         registry.subscribe(lambda _: self._registry_changed.set())
         demand.subscribe(self._demand_edge)
 
@@ -83,9 +93,10 @@ class Reconciler:
 
     async def stop(self, *, drain_s: float | None = None) -> None:
         """End the loop. Replicas go on, unless `drain_s` is given: then all are released."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._forgetting]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._sealing.stop()
         await self._launcher.stop(drain_s=drain_s)
 
@@ -211,8 +222,9 @@ class Reconciler:
             elif function != tracked.function:
                 if function.updated_s != tracked.function.updated_s:  # deployed again: try again
                     tracked.breaker = Breaker()
+                    tracked.recovering = False
                 sealed = function.snapshot is not None or function.failure is not None
-                if sealed or function.spec.revision != tracked.revision:
+                if sealed or function.revision != tracked.revision:
                     tracked.sealing_progress = None
                 self._update(tracked, function)
             else:
@@ -222,6 +234,7 @@ class Reconciler:
             self._release_all(name)  # while its drain limit is known
             del known[name]
             self._demand.forget(name)
+            self._metrics.forget(name)
             self._endpoints.refresh(name)
         self._sealing.ensure(functions)
         self._functions_known.set()
@@ -231,15 +244,46 @@ class Reconciler:
             self._launcher.prefetch(function.snapshot)  # just sealed: calls are likely soon
         tracked.function = function
 
+    def _snapshot_lost(self, tracked: Tracked) -> bool:
+        """Have the function's snapshot made or fetched again, as after a deploy. The first time it
+        is no failed start: those who wait go on waiting. From then on, until a replica is ready,
+        it is one too, so that a snapshot that stays broken comes to rest."""
+        function, is_first = tracked.function, not tracked.recovering
+        if function.snapshot is not None:
+            tracked.recovering = True
+            self._update(tracked, replace(function, snapshot=None))
+            self._forgetting.add(task := asyncio.create_task(self._forget_snapshot(function)))
+            task.add_done_callback(self._forgetting.discard)
+            self._sealing.ensure(each.function for each in self._state.functions.values())
+        return is_first
+
+    async def _forget_snapshot(self, function: Function) -> None:
+        spec = function.spec
+        try:
+            await self._registry.set_sealed(spec.name, spec.revision, snapshot=None, failure=None)
+        except Exception:  # the next start fails in the same way, and this is tried again
+            _log.exception("%s: the registry did not forget its lost snapshot", spec.name)
+            self._registry_changed.set()
+
     def _seal_progress(self, name: str, done: float) -> None:
         if name in self._state.functions:
             self._state.functions[name].sealing_progress = done
             self._endpoints.refresh(name)
 
-    def _sealed(self, spec: FunctionSpec, snapshot: str | None, failure: str | None) -> None:
+    def _sealed(self, spec: FunctionSpec, outcome: Outcome) -> None:
         """Known here before the registry's own notice, so that no second seal begins."""
         tracked = self._state.functions.get(spec.name)
-        if tracked is not None and tracked.revision == spec.revision:
+        if tracked is not None and tracked.function.spec.revision == spec.revision:
             tracked.sealing_progress = None
-            self._update(tracked, replace(tracked.function, snapshot=snapshot, failure=failure))
+            function = tracked.function
+            adapters = function.adapters if outcome.adapters is None else outcome.adapters
+            self._update(
+                tracked,
+                replace(
+                    function,
+                    snapshot=outcome.snapshot,
+                    failure=outcome.failure,
+                    adapters=adapters,
+                ),
+            )
             self._changed(spec.name)

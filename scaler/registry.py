@@ -10,7 +10,7 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from glowplug.contracts import Function
 from glowplug.errors import GlowplugError, InvalidSpec, NotFound
 from glowplug.spec import FunctionSpec, parse_spec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _BUSY_TIMEOUT_S = 5.0
 _SCHEMA = """
 CREATE TABLE functions (
@@ -31,20 +31,23 @@ CREATE TABLE functions (
     snapshot TEXT,
     failure TEXT,
     created_s REAL NOT NULL,
-    updated_s REAL NOT NULL
+    updated_s REAL NOT NULL,
+    adapters TEXT NOT NULL DEFAULT '{}'  -- name: digest, as JSON
 ) WITHOUT ROWID
 """
+_FROM_1 = "ALTER TABLE functions ADD COLUMN adapters TEXT NOT NULL DEFAULT '{}'"
 _UPSERT = """
 INSERT INTO functions
-    (name, spec, revision, generation, snapshot, failure, created_s, updated_s)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    (name, spec, revision, generation, snapshot, failure, created_s, updated_s, adapters)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET
     spec = excluded.spec, revision = excluded.revision, generation = excluded.generation,
     snapshot = excluded.snapshot, failure = excluded.failure,
-    created_s = excluded.created_s, updated_s = excluded.updated_s
+    created_s = excluded.created_s, updated_s = excluded.updated_s, adapters = excluded.adapters
 """
 _SELECT = """
-SELECT name, spec, revision, generation, snapshot, failure, created_s, updated_s FROM functions
+SELECT name, spec, revision, generation, snapshot, failure, created_s, updated_s, adapters
+FROM functions
 """
 
 _log = logging.getLogger(__name__)
@@ -107,10 +110,20 @@ class SqliteRegistry:
         await self._to_the_end(self._delete(name))
 
     async def set_sealed(
-        self, name: str, revision: str, *, snapshot: str | None, failure: str | None
+        self,
+        name: str,
+        revision: str,
+        *,
+        snapshot: str | None,
+        failure: str | None,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """Record how sealing ended; ignored where the function has another revision by now."""
-        await self._to_the_end(self._set_sealed(name, revision, snapshot=snapshot, failure=failure))
+        """Record how sealing the spec's `revision` ended; ignored where the function has another
+        by now. `adapters` None leaves what is known of them."""
+        changes: dict[str, Any] = {"snapshot": snapshot, "failure": failure}
+        if adapters is not None:
+            changes["adapters"] = dict(adapters)
+        await self._to_the_end(self._set_sealed(name, revision, changes))
 
     def subscribe(self, changed: Callable[[str], None]) -> None:
         """Call `changed(name)` on the event loop after each change of a function."""
@@ -147,13 +160,11 @@ class SqliteRegistry:
             del self._functions[name]
             self._notify(name)
 
-    async def _set_sealed(
-        self, name: str, revision: str, *, snapshot: str | None, failure: str | None
-    ) -> None:
+    async def _set_sealed(self, name: str, revision: str, changes: dict[str, Any]) -> None:
         async with self._lock:
             function = self._functions.get(name)
             if function is not None and function.spec.revision == revision:
-                await self._store(replace(function, snapshot=snapshot, failure=failure))
+                await self._store(replace(function, **changes))
 
     async def _store(self, function: Function) -> None:
         spec = function.spec
@@ -168,6 +179,7 @@ class SqliteRegistry:
                 function.failure,
                 function.created_s,
                 function.updated_s,
+                json.dumps(function.adapters),
             ),
         )
         self._functions[spec.name] = function
@@ -232,10 +244,10 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if version == SCHEMA_VERSION:
         return
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if tables:
+    if tables and not version:
         raise GlowplugError(f"{path}: a SQLite file, but not a function registry; move it away")
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute(_SCHEMA)
+    connection.execute(_SCHEMA if not version else _FROM_1)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     connection.execute("COMMIT")
 
@@ -251,6 +263,7 @@ def _load(connection: sqlite3.Connection) -> dict[str, Function]:
         failure,
         created_s,
         updated_s,
+        adapters,
     ) in connection.execute(_SELECT):
         spec, invalid = _stored_spec(name, text)
         if invalid is not None:
@@ -264,6 +277,7 @@ def _load(connection: sqlite3.Connection) -> dict[str, Function]:
             failure=failure if sealed else invalid,
             created_s=created_s,
             updated_s=updated_s,
+            adapters=json.loads(adapters) if sealed else {},
         )
     return functions
 

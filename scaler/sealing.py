@@ -6,7 +6,8 @@ which functions need it; a function that is changed or deleted meanwhile is drop
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from glowplug.contracts import Function, Registry, Sealer
 from glowplug.errors import GlowplugError
@@ -18,6 +19,15 @@ _MAX_FAILURE_CHARS = 2000
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How sealing ended: with a snapshot, or with why there is none."""
+
+    snapshot: str | None = None
+    failure: str | None = None
+    adapters: Mapping[str, str] | None = None  # name: digest; None with a failure
+
+
 class Sealing:
     """The seals that run or wait."""
 
@@ -27,11 +37,11 @@ class Sealing:
         sealer: Sealer,
         registry: Registry,
         progress: Callable[[str, float], None],
-        sealed: Callable[[FunctionSpec, str | None, str | None], None],
+        sealed: Callable[[FunctionSpec, Outcome], None],
         retry_s: float,
     ) -> None:
-        """`progress(function, 0.0 to 1.0)`; `sealed(spec, snapshot, failure)` once it is recorded,
-        one of the two being None. `retry_s` is the first wait after an unexpected error."""
+        """`progress(function, 0.0 to 1.0)`; `sealed(spec, outcome)` once it is recorded. `retry_s`
+        is the first wait after an unexpected error."""
         self._sealer = sealer
         self._registry = registry
         self._progress = progress
@@ -65,21 +75,38 @@ class Sealing:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, spec: FunctionSpec) -> None:
+        failure = await self._check(spec)
+        if failure is not None:
+            await self._finish(spec, Outcome(failure=failure))
+            return
         async with self._turn:
             _log.info("%s: sealing %s as revision %s", spec.name, spec.model, spec.revision)
             self._progress(spec.name, 0.0)
-            snapshot, failure = await self._seal(spec)
-        if failure is None:
-            _log.info("%s: sealed as %s", spec.name, snapshot)
+            outcome = await self._seal(spec)
+        await self._finish(spec, outcome)
+
+    async def _check(self, spec: FunctionSpec) -> str | None:
+        """The failure of a model that is not there, which need not wait for its turn to say so."""
+        try:
+            await self._sealer.check(spec)
+        except GlowplugError as error:
+            return error.message[:_MAX_FAILURE_CHARS]
+        except Exception:  # sealing will say it, after trying again
+            _log.exception("%s: its model could not be checked", spec.name)
+        return None
+
+    async def _finish(self, spec: FunctionSpec, outcome: Outcome) -> None:
+        if outcome.failure is None:
+            _log.info("%s: sealed as %s", spec.name, outcome.snapshot)
         else:
-            _log.warning("%s: cannot be sealed: %s", spec.name, failure)
-        await self._record(spec, snapshot, failure)
+            _log.warning("%s: cannot be sealed: %s", spec.name, outcome.failure)
+        await self._record(spec, outcome)
         if self._tasks.get(spec.name, ("", None))[1] is asyncio.current_task():
             del self._tasks[spec.name]
-        self._sealed(spec, snapshot, failure)
+        self._sealed(spec, outcome)
 
-    async def _seal(self, spec: FunctionSpec) -> tuple[str | None, str | None]:
-        """Snapshot or failure."""
+    async def _seal(self, spec: FunctionSpec) -> Outcome:
+        """The model, then its adapters."""
 
         def progress(done: float) -> None:
             if self._tasks.get(spec.name, ("", None))[0] == spec.revision:  # not dropped meanwhile
@@ -88,24 +115,32 @@ class Sealing:
         attempt = 1
         while True:
             try:
-                return await self._sealer.seal(spec, progress), None
+                snapshot = await self._sealer.seal(spec, progress)
+                adapters: Mapping[str, str] = {}
+                if spec.adapters:
+                    adapters = await self._sealer.seal_adapters(spec, snapshot=snapshot)
+                return Outcome(snapshot=snapshot, adapters=adapters)
             except GlowplugError as error:
-                return None, error.message[:_MAX_FAILURE_CHARS]
+                return Outcome(failure=error.message[:_MAX_FAILURE_CHARS])
             except Exception as error:
                 _log.exception("%s: sealing ended unexpectedly", spec.name)
                 if attempt == _ATTEMPTS:
                     reason = f"sealing ended unexpectedly ({type(error).__name__}: {error})"
-                    return None, reason[:_MAX_FAILURE_CHARS]
+                    return Outcome(failure=reason[:_MAX_FAILURE_CHARS])
             await asyncio.sleep(self._retry_s * 2 ** (attempt - 1))
             attempt += 1
 
-    async def _record(self, spec: FunctionSpec, snapshot: str | None, failure: str | None) -> None:
+    async def _record(self, spec: FunctionSpec, outcome: Outcome) -> None:
         """Into the registry, however long that takes."""
         wait_s = self._retry_s
         while True:
             try:
                 await self._registry.set_sealed(
-                    spec.name, spec.revision, snapshot=snapshot, failure=failure
+                    spec.name,
+                    spec.revision,
+                    snapshot=outcome.snapshot,
+                    failure=outcome.failure,
+                    adapters=outcome.adapters,
                 )
             except Exception:
                 _log.exception("%s: the registry did not take the seal's result", spec.name)

@@ -23,6 +23,8 @@ class Tracked:
     breaker: Breaker = field(default_factory=Breaker)
     sealing_progress: float | None = None  # 0.0 to 1.0 while sealing
     last_start_ms: Mapping[str, float] = field(default_factory=dict)
+    context: tuple[str, int | None] = ("", None)  # a revision, and its replicas' max_context
+    recovering: bool = False  # its snapshot was lost, and no replica has been ready since
 
     @property
     def name(self) -> str:
@@ -32,7 +34,13 @@ class Tracked:
     @property
     def revision(self) -> str:
         """The current revision."""
-        return self.function.spec.revision
+        return self.function.revision
+
+    @property
+    def max_context(self) -> int | None:
+        """Tokens of one sequence, once a replica of the current revision has said it."""
+        revision, tokens = self.context
+        return tokens if revision == self.revision else None
 
     @property
     def desired(self) -> int:

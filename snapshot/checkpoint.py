@@ -8,9 +8,9 @@ import torch
 from pydantic import ValidationError
 
 from glowplug.errors import CorruptSnapshot, UnsupportedModel
+from snapshot.encoder_config import AnyConfig
 from snapshot.layout import Bits, part_shapes
-from snapshot.manifest import ChatFormat, GenerationDefaults
-from snapshot.model_config import ModelConfig
+from snapshot.manifest import ChatFormat, EmbeddingFormat, GenerationDefaults
 from snapshot.quantization import Codes
 
 
@@ -26,6 +26,7 @@ class TextFormat:
     bos_token_id: int | None
     generation: GenerationDefaults
     chat: ChatFormat
+    special_tokens: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # before and after a text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +42,11 @@ class Checkpoint:
     """
 
     name: str  # the file or folder, for messages
-    config: ModelConfig
+    config: AnyConfig
     text: TextFormat
     read: Callable[[str, torch.Tensor], None]
     read_codes: Callable[[str, Bits], Codes | None] = lambda _part, _bits: None
+    embedding: EmbeddingFormat | None = None
 
 
 def generation_defaults(name: str, fields: dict[str, Any]) -> GenerationDefaults:
@@ -60,41 +62,63 @@ def generation_defaults(name: str, fields: dict[str, Any]) -> GenerationDefaults
         raise CorruptSnapshot(f"{name}: {first['loc'][0]}: {first['msg']}; correct it") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a source has a part: a tensor, or rows of one that holds several parts."""
+
+    tensor: str
+    row: int  # the first of the part's
+    rows: int
+    whole: bool  # the tensor is this part and nothing else
+
+
 def match_parts(
-    config: ModelConfig,
+    config: AnyConfig,
     stored: Mapping[str, tuple[int, ...]],
     *,
     name_of: Callable[[str], str],
     ignored: Callable[[str], bool],
     where: str,
-) -> dict[str, str]:
-    """Each part's name in the source: all there, in the right shape, and nothing else.
+) -> dict[str, Place]:
+    """Each part's place in the source: all there, in the right shape, and nothing else.
 
     `stored` has the source's tensors with their shapes; `ignored` tells those that are no weights.
+    Parts of the same name are one tensor there, stacked in the layout's order.
 
     Raises:
         CorruptSnapshot: a tensor is missing or has another shape.
         UnsupportedModel: the source has more than the config describes.
     """
-    names: dict[str, str] = {}
-    for parts in part_shapes(config).values():
-        for part, shape in parts.items():
-            name = names[part] = name_of(part)
-            if name not in stored:
-                raise CorruptSnapshot(
-                    f"{where}: the tensor {name} is missing; the weights are incomplete or of "
-                    "another model"
-                )
-            if stored[name] != shape:
-                raise CorruptSnapshot(
-                    f"{where}: the tensor {name} has the shape {list(stored[name])}, the model's "
-                    f"config asks for {list(shape)}; it is damaged or of another model"
-                )
-    known = set(names.values())
+    shapes = {
+        part: shape for parts in part_shapes(config).values() for part, shape in parts.items()
+    }
+    stacks: dict[str, dict[str, int]] = {}  # of each tensor, its parts and their first rows
+    rows: dict[str, int] = {}
+    for part, shape in shapes.items():
+        name = name_of(part)
+        row = rows.get(name, 0)
+        stacks.setdefault(name, {})[part] = row
+        rows[name] = row + shape[0]
+    for name, parts in stacks.items():
+        wanted = (rows[name], *shapes[next(iter(parts))][1:])
+        if name not in stored:
+            raise CorruptSnapshot(
+                f"{where}: the tensor {name} is missing; the weights are incomplete or of "
+                "another model"
+            )
+        if stored[name] != wanted:
+            raise CorruptSnapshot(
+                f"{where}: the tensor {name} has the shape {list(stored[name])}, the model's "
+                f"config asks for {list(wanted)}; it is damaged or of another model"
+            )
     for name in stored:
-        if name not in known and not ignored(name):
+        if name not in stacks and not ignored(name):
             raise UnsupportedModel(
                 f"{where}: the tensor {name} is no part of the {config.family} model that its "
                 "config describes"
             )
-    return names
+    return {
+        part: Place(name, row, shapes[part][0], whole=len(parts) == 1)
+        for name, parts in stacks.items()
+        for part, row in parts.items()
+    }

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from glowplug.errors import SnapshotError, UnsupportedModel
+from snapshot.encoder_config import EncoderConfig
+from snapshot.model_config import ModelConfig
 from snapshot.source import Source, find_source
 
 if TYPE_CHECKING:  # it brings torch, which those who only find a source do without
@@ -34,12 +36,22 @@ def find_draft(text: str | None) -> Source | None:
         return find_source(text)
 
 
-def check_draft(target: "Checkpoint", draft: "Checkpoint") -> None:
-    """Whether the draft model speaks the target's tokens.
+def check_draft(target: "Checkpoint", draft: "Checkpoint") -> ModelConfig:
+    """The draft model's config, if it speaks the target's tokens.
 
     Raises:
-        UnsupportedModel: another vocabulary, with the first difference.
+        UnsupportedModel: one of them generates no text, or another vocabulary, with the first
+            difference.
     """
+    if isinstance(target.config, EncoderConfig):
+        raise UnsupportedModel(
+            f"{target.name} is an encoder, which generates nothing to guess; leave draft_model out"
+        )
+    if isinstance(draft.config, EncoderConfig):
+        raise UnsupportedModel(
+            f"{draft.name} is an encoder, which generates nothing; give a decoder of the same "
+            f"family as {target.name}"
+        )
     sizes = target.config.vocab_size, draft.config.vocab_size
     if sizes[0] != sizes[1]:
         raise UnsupportedModel(
@@ -48,7 +60,7 @@ def check_draft(target: "Checkpoint", draft: "Checkpoint") -> None:
         )
     ours, theirs = target.text.tokenizer_json, draft.text.tokenizer_json
     if ours == theirs:
-        return
+        return draft.config
     expected, found = _vocabulary(ours), _vocabulary(theirs)
     for token in sorted(expected.keys() | found.keys()):
         if expected.get(token) != found.get(token):
@@ -57,6 +69,7 @@ def check_draft(target: "Checkpoint", draft: "Checkpoint") -> None:
                 f"{token[:_SHOWN]!r} is {_number(found.get(token))} there, "
                 f"{_number(expected.get(token))} here); give a draft model of the same family"
             )
+    return draft.config
 
 
 def _vocabulary(tokenizer_json: bytes) -> dict[str, int]:

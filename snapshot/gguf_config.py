@@ -1,34 +1,41 @@
 """GGUF metadata -> ModelConfig. Key names: llama.cpp's, see gguf.constants.Keys."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from glowplug.errors import UnsupportedModel
+from snapshot.gguf_families import FAMILIES, Facts
 from snapshot.gguf_header import GgufHeader
 from snapshot.gguf_metadata import Metadata
 from snapshot.llama3_rope import fit_llama3_rope
 from snapshot.model_config import ModelConfig, checked_config
 
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral comes as llama
+_MAX_LAYERS = 1 << 10
+
+# The tensors that say what each rotary frequency is divided by.
+ROPE_FREQS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = (ROPE_FREQS, LONG_FACTORS, SHORT_FACTORS)
 
 
 def gguf_config(
-    header: GgufHeader, rope_divisors: tuple[float, ...] | None, name: str
+    header: GgufHeader, divisors: Mapping[str, tuple[float, ...]], name: str
 ) -> ModelConfig:
     """The config that a file's metadata and tensor names imply.
 
-    `rope_divisors`: the tensor rope_freqs.weight [head_dim / 2], where the file has it.
+    `divisors`: those of ROPE_TENSORS that the file has, with their values.
 
     Raises:
         CorruptSnapshot: a key is missing or impossible.
-        UnsupportedModel: another architecture, mixture of experts, or an unknown rope kind.
+        UnsupportedModel: another architecture, or an unknown rope kind.
     """
     metadata = Metadata(header.metadata, name)
     family = metadata.text("general.architecture")
-    if family not in _ARCHITECTURES:
+    if family not in FAMILIES:
         raise UnsupportedModel(
             f"{name}: the architecture {family[:60]!r} is not supported; these are: "
-            f"{', '.join(_ARCHITECTURES)} (Mistral models are llama in GGUF)"
+            f"{', '.join(FAMILIES)} (Mistral and Mixtral models are llama in GGUF)"
         )
     kind = metadata.text("general.type", "model")
     if kind != "model":
@@ -39,14 +46,18 @@ def gguf_config(
         raise UnsupportedModel(
             f"{name}: one part of a split model; merge the parts first (llama-gguf-split --merge)"
         )
-    if metadata.integer(f"{family}.expert_count", 0):
-        raise UnsupportedModel(f"{name}: a mixture of experts; only dense models are supported")
 
     heads = metadata.integer(f"{family}.attention.head_count")
     hidden = metadata.integer(f"{family}.embedding_length")
     head_dim = metadata.integer(f"{family}.attention.key_length", hidden // max(heads, 1))
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if metadata.integer(f"{family}.{key}", head_dim) != head_dim:
+    rotary_dim = metadata.integer(f"{family}.rope.dimension_count", head_dim)
+    sizes = {
+        "attention.value_length": metadata.integer(f"{family}.attention.value_length", head_dim)
+    }
+    if family != "phi3":
+        sizes["rope.dimension_count"] = rotary_dim
+    for key, size in sizes.items():
+        if size != head_dim:
             raise UnsupportedModel(
                 f"{name}: {family}.{key} differs from the head size {head_dim}; such models are "
                 "not supported"
@@ -55,6 +66,16 @@ def gguf_config(
     tensors = header.tensors.keys()
     theta = metadata.number(f"{family}.rope.freq_base", 10_000.0)
     window = metadata.integer(f"{family}.attention.sliding_window", 0)
+    layers = metadata.integer(f"{family}.block_count")
+    facts = Facts(
+        metadata=metadata,
+        prefix=family,
+        tensors=tensors,
+        layers=layers if 0 < layers <= _MAX_LAYERS else 0,  # refused below
+        heads=max(heads, 1),
+        head_dim=head_dim,
+        hidden=hidden,
+    )
     return checked_config(
         name,
         {
@@ -64,15 +85,16 @@ def gguf_config(
             ),
             "hidden_size": hidden,
             "intermediate_size": metadata.integer(f"{family}.feed_forward_length"),
-            "num_layers": metadata.integer(f"{family}.block_count"),
+            "num_layers": layers,
             "num_heads": heads,
             "num_kv_heads": metadata.integer(f"{family}.attention.head_count_kv", heads),
             "head_dim": head_dim,
             "rms_norm_eps": metadata.number(f"{family}.attention.layer_norm_rms_epsilon"),
             "rope_theta": theta,
             "rope_scaling": _rope_scaling(
-                metadata, family, theta=theta, head_dim=head_dim, divisors=rope_divisors
+                metadata, family, theta=theta, head_dim=head_dim, divisors=divisors
             ),
+            "rotary_dim": None if rotary_dim == head_dim else rotary_dim,
             "max_positions": metadata.integer(f"{family}.context_length"),
             "tie_embeddings": "output.weight" not in tensors,
             "qkv_bias": "blk.0.attn_q.bias" in tensors,
@@ -80,6 +102,7 @@ def gguf_config(
             "mlp_bias": "blk.0.ffn_down.bias" in tensors,
             "qk_norm": "blk.0.attn_q_norm.weight" in tensors,
             "sliding_window": window or None,
+            **FAMILIES[family](facts),
         },
     )
 
@@ -90,7 +113,7 @@ def _rope_scaling(
     *,
     theta: float,
     head_dim: int,
-    divisors: tuple[float, ...] | None,
+    divisors: Mapping[str, tuple[float, ...]],
 ) -> dict[str, Any]:
     prefix = f"{family}.rope.scaling"
     kind = metadata.text(f"{prefix}.type", "none")
@@ -99,8 +122,10 @@ def _rope_scaling(
     )
     if kind == "none" and factor not in (0.0, 1.0) and f"{prefix}.type" not in metadata:
         kind = "linear"  # files from before the type existed
-    if divisors is not None and any(divisor != 1.0 for divisor in divisors):
-        scaling = fit_llama3_rope(divisors, theta=theta, head_dim=head_dim)
+    if LONG_FACTORS in divisors or SHORT_FACTORS in divisors:
+        return _longrope(metadata, family, divisors)
+    if any(divisor != 1.0 for divisor in divisors.get(ROPE_FREQS, ())):
+        scaling = fit_llama3_rope(divisors[ROPE_FREQS], theta=theta, head_dim=head_dim)
         if kind != "none" or scaling is None:
             raise UnsupportedModel(
                 f"{metadata.name}: rope_freqs.weight is not Llama 3's scaling; seal the model from "
@@ -115,8 +140,21 @@ def _rope_scaling(
         return _yarn(metadata, prefix, factor)
     raise UnsupportedModel(
         f"{metadata.name}: the rope scaling {kind[:60]!r} is not supported; these are: none, "
-        "linear, yarn and Llama 3's"
+        "linear, yarn, longrope and Llama 3's"
     )
+
+
+def _longrope(
+    metadata: Metadata, family: str, divisors: Mapping[str, tuple[float, ...]]
+) -> dict[str, Any]:
+    original = f"{family}.rope.scaling.original_context_length"
+    return {
+        "kind": "longrope",
+        "original_max_positions": metadata.integer(original),
+        "attention_factor": metadata.number(f"{family}.rope.scaling.attn_factor", 1.0),
+        "short_factors": divisors.get(SHORT_FACTORS, ()),
+        "long_factors": divisors.get(LONG_FACTORS, ()),
+    }
 
 
 def _yarn(metadata: Metadata, prefix: str, factor: float) -> dict[str, Any]:

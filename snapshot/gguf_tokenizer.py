@@ -21,6 +21,13 @@ _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -48,8 +55,14 @@ _SPLITS = {
     "llama-bpe": _Split(pattern=_LLAMA3, whole_words=True, bos=True),
     "llama3": _Split(pattern=_LLAMA3, whole_words=True, bos=True),
     "llama-v3": _Split(pattern=_LLAMA3, whole_words=True, bos=True),
+    "dbrx": _Split(pattern=_LLAMA3),  # Phi-4
+    "gpt-4o": _Split(pattern=_GPT4O),  # Phi-4-mini
     "tekken": _Split(pattern=_TEKKEN, whole_words=True, bos=True),
 }
+
+# Phi-3's special tokens swallow the space after them, but for these; files do not say so, llama.cpp
+# knows it.
+_PHI3_NOT_STRIPPING = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 
 # Control tokens that end an answer even where the metadata name only one of them, as in llama.cpp.
 _END_OF_GENERATION = {
@@ -94,9 +107,15 @@ def gguf_tokenizer(values: dict[str, Value], vocab_size: int, name: str) -> Text
         raise UnsupportedModel(
             f"{name}: the tokenizer {kind[:60]!r} is not supported; these are: gpt2 and llama"
         )
+    strips = kind == "llama" and metadata.text("general.architecture", "") == "phi3"
     tokenizer.add_special_tokens(
         [
-            AddedToken(token, normalized=False, special=True)
+            AddedToken(
+                token,
+                normalized=False,
+                special=True,
+                rstrip=strips and token not in _PHI3_NOT_STRIPPING,
+            )
             for token, type_ in zip(tokens, types, strict=True)
             if type_ in (_CONTROL, _UNKNOWN)
         ]

@@ -4,8 +4,8 @@ Weights come from model.safetensors or the shards of model.safetensors.index.jso
 safetensors library. Pickled weights are refused: reading one can run code.
 """
 
-import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from glowplug.errors import CorruptSnapshot, UnsupportedModel
-from snapshot.checkpoint import Checkpoint, match_parts
+from snapshot.checkpoint import Checkpoint, Place, match_parts
+from snapshot.encoder_config import AnyConfig, EncoderConfig
 from snapshot.hf_config import hf_config
+from snapshot.hf_encoder import (
+    ENCODER_FAMILIES,
+    encoder_config,
+    encoder_names,
+    is_no_encoder_weight,
+)
+from snapshot.hf_gemma import text_fields
+from snapshot.hf_names import hf_names, is_no_weight
+from snapshot.hf_pooling import hf_pooling, hf_text_length
 from snapshot.hf_tokenizer import hf_tokenizer
 from snapshot.json_file import LFS_POINTER, read_json_object, refuse_lfs_pointer
-from snapshot.model_config import ModelConfig
+from snapshot.manifest import EmbeddingFormat
 from snapshot.source import PICKLE_SUFFIXES
 
 _MAX_CONFIG_BYTES = 1 << 20
@@ -26,22 +36,6 @@ _MAX_SHARDS = 1024
 _DTYPES = ("F32", "F16", "BF16", "F64")
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_NOT_WEIGHTS = re.compile(r".*rotary_emb\.inv_freq")  # saved by old versions; follows from config
-
-_TOP = {"embed": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "o": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
 
 
 def open_huggingface(folder: Path) -> Checkpoint:
@@ -53,15 +47,30 @@ def open_huggingface(folder: Path) -> Checkpoint:
     """
     path = folder / "config.json"
     fields = read_json_object(path, max_bytes=_MAX_CONFIG_BYTES)
-    config = hf_config(fields, path)
+    encodes = fields.get("model_type") in ENCODER_FAMILIES
+    config = _encoder_config(fields, folder) if encodes else hf_config(fields, path)
     tensors = _open_shards(folder)
-    names = _check_tensors(tensors, config, folder)
+    places = _check_tensors(tensors, config, folder)
+    fields = fields if encodes else text_fields(fields, path)
+    text = hf_tokenizer(folder, fields, config.vocab_size, encodes=encodes)
+    before, after = text.special_tokens
     return Checkpoint(
         name=str(folder),
         config=config,
-        text=hf_tokenizer(folder, fields, config.vocab_size),
-        read=_reader(tensors, names),
+        text=text,
+        read=_reader(tensors, places),
+        embedding=EmbeddingFormat(
+            pooling=hf_pooling(folder) or ("mean" if encodes else "last"),
+            before=before,
+            after=after,
+        ),
     )
+
+
+def _encoder_config(fields: dict[str, Any], folder: Path) -> EncoderConfig:
+    config = encoder_config(fields, folder / "config.json")
+    longest = min(hf_text_length(folder) or config.max_positions, config.max_positions)
+    return config.model_copy(update={"max_positions": longest})
 
 
 def _open_shards(folder: Path) -> dict[str, tuple[Path, Any]]:
@@ -128,54 +137,47 @@ def _open_shard(path: Path) -> Any:
         raise CorruptSnapshot(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _hf_name(part: str) -> str:
-    """`layers.0.q_bias` -> `model.layers.0.self_attn.q_proj.bias`."""
-    stem = part.removesuffix("_bias")
-    suffix = "bias" if stem != part else "weight"
-    if stem in _TOP:
-        return f"{_TOP[stem]}.{suffix}"
-    _, layer, last = stem.split(".")
-    return f"model.layers.{layer}.{_LAYER[last]}.{suffix}"
-
-
 def _check_tensors(
-    tensors: dict[str, tuple[Path, Any]], config: ModelConfig, folder: Path
-) -> dict[str, str]:
-    """The name of each part's tensor."""
+    tensors: dict[str, tuple[Path, Any]], config: AnyConfig, folder: Path
+) -> dict[str, Place]:
+    """Where each part is."""
     slices = {name: shard.get_slice(name) for name, (_, shard) in tensors.items()}
 
-    def ignored(name: str) -> bool:
-        # A tied lm_head is a copy of the embedding, written by old versions.
-        return bool(_NOT_WEIGHTS.fullmatch(name)) or (
-            config.tie_embeddings and name == _hf_name("lm_head")
-        )
-
-    names = match_parts(
+    if isinstance(config, EncoderConfig):
+        name_of, ignored = encoder_names(slices), is_no_encoder_weight
+    else:
+        name_of, ignored = hf_names(config, slices), partial(is_no_weight, config=config)
+    places = match_parts(
         config,
         {name: tuple(stored.get_shape()) for name, stored in slices.items()},
-        name_of=_hf_name,
+        name_of=name_of,
         ignored=ignored,
         where=str(folder),
     )
-    for name in names.values():
+    for name in {place.tensor for place in places.values()}:
         kind = slices[name].get_dtype()
         if kind not in _DTYPES:
             raise UnsupportedModel(
                 f"{tensors[name][0]}: the tensor {name} has the type {kind}; only "
                 f"{', '.join(_DTYPES)} are read"
             )
-    return names
+    return places
 
 
 def _reader(
-    tensors: dict[str, tuple[Path, Any]], names: dict[str, str]
+    tensors: dict[str, tuple[Path, Any]], places: dict[str, Place]
 ) -> Callable[[str, torch.Tensor], None]:
     def read(part: str, out: torch.Tensor) -> None:
-        name = names[part]
-        path, shard = tensors[name]
+        place = places[part]
+        path, shard = tensors[place.tensor]
         try:
-            out.copy_(shard.get_tensor(name))  # a view of the mapped file: one copy, converting
+            if place.whole:
+                # A view of the mapped file: one copy, converting.
+                out.copy_(shard.get_tensor(place.tensor))
+            else:
+                rows = slice(place.row, place.row + place.rows)
+                out.copy_(shard.get_slice(place.tensor)[rows])
         except (SafetensorError, RuntimeError) as error:
-            raise CorruptSnapshot(f"{path}: {name} cannot be read ({error})") from None
+            raise CorruptSnapshot(f"{path}: {place.tensor} cannot be read ({error})") from None
 
     return read

@@ -2,7 +2,8 @@
 
 The sealed tokenizer.json is the folder's own, made canonical: no truncation, no padding, and no
 post-processor. Whether that put a BOS before a plain prompt is the manifest's `add_bos` instead, so
-encoding with or without special tokens gives the same, and nothing can add a BOS twice. As in
+encoding with or without special tokens gives the same, and nothing can add a BOS twice. What it put
+before and after a text, an encoder's CLS and SEP say, is kept for embeddings. As in
 transformers 5, `add_bos_token` of tokenizer_config.json does not count beside a tokenizer.json.
 """
 
@@ -15,15 +16,18 @@ from tokenizers import Tokenizer
 from glowplug.errors import CorruptSnapshot, UnsupportedModel
 from snapshot.checkpoint import TextFormat, generation_defaults
 from snapshot.json_file import read_json_object, read_limited
-from snapshot.manifest import ChatFormat, GenerationDefaults
+from snapshot.manifest import MAX_SPECIAL_TOKENS, ChatFormat, GenerationDefaults
 
 _MAX_TOKENIZER_BYTES = 256 << 20
 _MAX_JSON_BYTES = 16 << 20
 _MAX_TEMPLATE_BYTES = 1 << 20
 
 
-def hf_tokenizer(folder: Path, config: dict[str, Any], vocab_size: int) -> TextFormat:
-    """Read a folder's tokenizer files; `config` is the content of its config.json.
+def hf_tokenizer(
+    folder: Path, config: dict[str, Any], vocab_size: int, *, encodes: bool = False
+) -> TextFormat:
+    """Read a folder's tokenizer files; `config` is the content of its config.json. With `encodes`
+    they are an encoder's, whose prompts have no BOS.
 
     Raises:
         CorruptSnapshot: a file is missing, damaged, or of another model.
@@ -40,7 +44,10 @@ def hf_tokenizer(folder: Path, config: dict[str, Any], vocab_size: int) -> TextF
     content = read_json_object(path, max_bytes=_MAX_TOKENIZER_BYTES)
     _drop_tokens_beyond(content, vocab_size, path)
     content |= {"truncation": None, "padding": None}
-    prefix = _added_prefix(_load(content, path), path)
+    before, after = _added_tokens(_load(content, path), path)
+    if len(before) > 1 and not encodes:
+        raise UnsupportedModel(f"{path}: it adds more than one token before a text; not supported")
+    prefix = before[0] if before and not encodes else None
     content["post_processor"] = None
     tokenizer = _load(content, path)
 
@@ -54,6 +61,7 @@ def hf_tokenizer(folder: Path, config: dict[str, Any], vocab_size: int) -> TextF
         chat=ChatFormat(
             template=_chat_template(folder, settings), bos_token=bos_token, eos_token=eos_token
         ),
+        special_tokens=(before, after),
     )
 
 
@@ -85,16 +93,18 @@ def _drop_tokens_beyond(content: dict[str, Any], vocab_size: int, path: Path) ->
         )
 
 
-def _added_prefix(tokenizer: Tokenizer, path: Path) -> int | None:
-    """The token that the tokenizer puts before plain text by itself, if any."""
+def _added_tokens(tokenizer: Tokenizer, path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens that the tokenizer puts before and after a text by itself."""
     plain = tokenizer.encode("a", add_special_tokens=False).ids
     full = tokenizer.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(plain) + 1):
-        if full[start : start + len(plain)] == plain:
-            if start > 1:
+        end = start + len(plain)
+        if full[start:end] == plain:
+            before, after = tuple(full[:start]), tuple(full[end:])
+            if max(len(before), len(after)) > MAX_SPECIAL_TOKENS:
                 break
-            return full[0] if start else None
-    raise UnsupportedModel(f"{path}: it adds more than one token before a text; not supported")
+            return before, after
+    raise UnsupportedModel(f"{path}: it adds special tokens to a text in an unknown way")
 
 
 def _token(settings: dict[str, Any], role: str) -> str | None:

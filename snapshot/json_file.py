@@ -15,6 +15,18 @@ def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
     Raises:
         CorruptSnapshot: missing, over the limit, or not a JSON object.
     """
+    value = read_json(path, max_bytes=max_bytes)
+    if not isinstance(value, dict):
+        raise CorruptSnapshot(f"{path}: holds no JSON object; the file is mislabelled")
+    return value
+
+
+def read_json(path: Path, *, max_bytes: int) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        CorruptSnapshot: missing, over the limit, or not JSON.
+    """
     data = read_limited(path, max_bytes=max_bytes)
     try:
         value = json.loads(data)
@@ -25,8 +37,6 @@ def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
         raise CorruptSnapshot(
             f"{path}: not valid JSON ({reason[:120]}); the file is damaged, download it again"
         ) from None
-    if not isinstance(value, dict):
-        raise CorruptSnapshot(f"{path}: holds no JSON object; the file is mislabelled")
     return value
 
 

@@ -2,28 +2,36 @@
 
     ROOT/sha256-HEX/            a snapshot; complete, as it is renamed into place
     ROOT/sources/FINGERPRINT    the digest that a source was sealed into
-    ROOT/locks/NAME             file locks: who seals or removes NAME
+    ROOT/use/DIGEST             shared lock of those who use the snapshot; its mtime: the last use
+    ROOT/pinned/DIGEST          there: the snapshot is not evicted
+    ROOT/partial/DIGEST/        a fetch that is not complete; the next one goes on with it
+    ROOT/quarantine/DIGEST/     a snapshot that was found damaged, until the room is needed
+    ROOT/limit                  how many bytes the cache may have; not there: no limit
+    ROOT/locks/NAME             file locks: who seals, fetches or removes NAME
     ROOT/tmp/NAME/              half-made or half-removed; stale when its lock is free
 
 Whoever holds the lock NAME owns tmp/NAME, so a leftover of a killed process is known as such.
+What is evicted when is in eviction.py.
 """
 
-import hashlib
+import logging
 import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from glowplug.errors import CorruptSnapshot, NotFound, SnapshotError
+from glowplug.errors import Conflict, CorruptSnapshot, NotFound, SnapshotError
 from glowplug.spec import Dtype, Quantization
-from snapshot.locks import locked, try_locked
+from snapshot.locks import holders, locked, shared, try_locked
 from snapshot.manifest import MANIFEST, Manifest, read_manifest
+from snapshot.verification import verify_files
 
-_DIGEST = re.compile(r"sha256-[0-9a-f]{64}")
-_READ_BYTES = 1 << 22
+DIGEST = re.compile(r"sha256-[0-9a-f]{64}")
+
+_log = logging.getLogger("glowplug.snapshot")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +45,9 @@ class CachedSnapshot:
     architecture: str  # the family: llama, mistral, qwen2, qwen3
     size_bytes: int
     created_s: float  # Unix time
+    last_used_s: float  # Unix time
+    pinned: bool
+    users: tuple[int, ...]  # the processes that use it now
 
 
 class NodeCache:
@@ -51,16 +62,19 @@ class NodeCache:
         Raises:
             NotFound: no such snapshot on this node.
         """
-        folder = self.root / digest
-        if not _DIGEST.fullmatch(digest) or not (folder / MANIFEST).is_file():
+        if not self.has(digest):
             raise _not_found(digest)
-        return folder
+        return self.root / digest
+
+    def has(self, digest: str) -> bool:
+        """Whether the snapshot is on this node."""
+        return DIGEST.fullmatch(digest) is not None and (self.root / digest / MANIFEST).is_file()
 
     def list(self) -> Sequence[CachedSnapshot]:
         """All snapshots, newest first; damaged ones are left out."""
         found = []
         for folder in _children(self.root):
-            if not _DIGEST.fullmatch(folder.name):
+            if not DIGEST.fullmatch(folder.name):
                 continue
             try:
                 manifest = read_manifest(folder)
@@ -76,6 +90,9 @@ class NodeCache:
                     architecture=manifest.config.family,
                     size_bytes=sum(entry.size for entry in manifest.files.values()),
                     created_s=created_s,
+                    last_used_s=self.last_used_s(folder.name),
+                    pinned=self.is_pinned(folder.name),
+                    users=tuple(holders(self._use(folder.name))),
                 )
             )
         return sorted(found, key=lambda snapshot: -snapshot.created_s)
@@ -87,38 +104,139 @@ class NodeCache:
             NotFound: no such snapshot.
             CorruptSnapshot: a file was changed.
         """
-        folder = self.path(digest)
-        manifest = read_manifest(folder)
-        for name, entry in manifest.files.items():
-            sha256 = hashlib.sha256()
-            try:
-                with (folder / name).open("rb") as file:
-                    while chunk := file.read(_READ_BYTES):
-                        sha256.update(chunk)
-            except OSError as error:
-                raise CorruptSnapshot(
-                    f"{folder / name}: cannot be read ({error.strerror})"
-                ) from None
-            if sha256.hexdigest() != entry.sha256:
-                raise CorruptSnapshot(
-                    f"{folder / name}: its bytes changed since it was sealed; remove the snapshot "
-                    f"{digest} and seal it again"
-                )
+        with self.used(digest) as folder:
+            manifest = read_manifest(folder)
+            verify_files(folder, manifest)
         return manifest
 
+    @contextmanager
+    def used(self, digest: str) -> Iterator[Path]:
+        """The snapshot's folder, which is neither evicted nor removed while the block runs. A
+        process that dies in it lets go of it too.
+
+        Raises:
+            NotFound: no such snapshot on this node.
+        """
+        self.path(digest)
+        with shared(self._use(digest)) as descriptor:
+            os.utime(descriptor)  # the last use, for eviction
+            yield self.path(digest)  # it may have been removed before the lock was ours
+
+    def touch(self, digest: str) -> None:
+        """Count this moment as the snapshot's last use."""
+        with shared(self._use(digest)) as descriptor:
+            os.utime(descriptor)
+
+    def last_used_s(self, digest: str) -> float:
+        """Unix time; of its sealing where it was never used. 0.0 when it is gone."""
+        for path in (self._use(digest), self.root / digest):
+            try:
+                return path.stat().st_mtime
+            except OSError:
+                continue
+        return 0.0
+
+    def pin(self, digest: str) -> None:
+        """Never evict this snapshot. Raises NotFound."""
+        self.path(digest)
+        pinned = self.root / "pinned"
+        pinned.mkdir(exist_ok=True)
+        (pinned / digest).touch()
+
+    def unpin(self, digest: str) -> None:
+        """Let it be evicted again. Raises NotFound."""
+        self.path(digest)
+        (self.root / "pinned" / digest).unlink(missing_ok=True)
+
+    def is_pinned(self, digest: str) -> bool:
+        """Whether it is never evicted."""
+        return (self.root / "pinned" / digest).exists()
+
     def remove(self, digest: str) -> None:
-        """Delete a snapshot. Replicas that have it mapped keep it until they end.
+        """Delete a snapshot, and what its sources were sealed into.
 
         Raises:
             NotFound: no such snapshot.
+            Conflict: it is in use.
         """
         folder = self.root / digest
-        if not _DIGEST.fullmatch(digest) or not folder.is_dir():
+        if not DIGEST.fullmatch(digest) or not folder.is_dir():
             raise _not_found(digest)
-        self.remove_folder(folder)  # damaged ones too
+        if not self.evict(digest):  # damaged ones too
+            pids = ", ".join(map(str, holders(self._use(digest)))) or "unknown"
+            raise Conflict(
+                f"the snapshot {digest} is in use (by process {pids}); delete or change the "
+                "functions that run from it, or wait until they are at zero"
+            )
+        (self.root / "pinned" / digest).unlink(missing_ok=True)
         for entry in _children(self.root / "sources"):
             if _read_text(entry) == digest:
                 entry.unlink(missing_ok=True)
+
+    def evict(self, digest: str) -> bool:
+        """Delete a snapshot unless it is in use; whether it is gone. What its sources were sealed
+        into stays known, so that it can be fetched again."""
+        with self.workplace(f"remove-{digest}") as trash, try_locked(self._use(digest)) as free:
+            if not free:
+                return False
+            with suppress(FileNotFoundError):  # another process was faster
+                (self.root / digest).rename(trash)
+        return True
+
+    def quarantine(self, digest: str, reason: str) -> None:
+        """Take a damaged snapshot out of the way at once. Replicas that have it mapped keep it."""
+        folder = self.root / "quarantine" / digest
+        with self.workplace(f"quarantine-{digest}"):
+            folder.parent.mkdir(exist_ok=True)
+            _delete(folder)  # an older one
+            try:
+                (self.root / digest).rename(folder)
+                (folder / "reason.txt").write_text(reason + "\n")
+            except FileNotFoundError:  # another process was faster
+                return
+            except OSError as error:  # a full disk: out of the way is what counts
+                _log.warning("%s: %s", folder, error.strerror)
+        _log.error("snapshot %s is in quarantine: %s", digest, reason)
+
+    def put(self, folder: Path, digest: str) -> None:
+        """Move a complete, synced snapshot into place; one that is there and whole stays.
+
+        Raises:
+            OSError: it cannot be moved.
+        """
+        target = self.root / digest
+        if target.exists():
+            try:
+                read_manifest(target)
+            except CorruptSnapshot as error:
+                self.quarantine(digest, error.message)
+            else:
+                self.touch(digest)
+                return
+        self.touch(digest)
+        try:
+            folder.rename(target)
+        except OSError:
+            if not target.exists():  # else another process was faster
+                raise
+        sync_folder(self.root)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """How large the cache may be; None: as large as the disk."""
+        text = _read_text(self.root / "limit")
+        return int(text) if text and text.isdecimal() else None
+
+    def set_limit(self, limit_bytes: int | None) -> None:
+        """For this cache, whoever writes into it, until it is set again."""
+        path = self.root / "limit"
+        if limit_bytes is None:
+            path.unlink(missing_ok=True)
+            return
+        self.root.mkdir(parents=True, exist_ok=True)
+        with self.workplace("limit") as entry:
+            entry.write_text(str(limit_bytes))
+            entry.rename(path)
 
     def remove_folder(self, folder: Path) -> None:
         """Delete a folder of the cache: first its name, at once, then what is in it."""
@@ -128,9 +246,14 @@ class NodeCache:
             except FileNotFoundError:  # another process was faster
                 return
 
+    def recorded(self, fingerprint: str) -> str | None:
+        """The digest that this source was sealed into, whether or not that snapshot is here."""
+        digest = _read_text(self.root / "sources" / fingerprint)
+        return digest if digest is not None and DIGEST.fullmatch(digest) else None
+
     def sealed(self, fingerprint: str) -> str | None:
         """The digest that this source was sealed into, if that snapshot is still here and whole."""
-        digest = _read_text(self.root / "sources" / fingerprint)
+        digest = self.recorded(fingerprint)
         if digest is None:
             return None
         try:
@@ -172,6 +295,13 @@ class NodeCache:
             with try_locked(self.root / "locks" / path.name) as free:
                 if free:
                     _delete(path)
+
+    def fetch_lock(self, digest: str) -> Path:
+        """Held by who fetches the snapshot into partial/DIGEST."""
+        return self.root / "locks" / f"fetch-{digest}"
+
+    def _use(self, digest: str) -> Path:
+        return self.root / "use" / digest
 
 
 def _not_found(digest: str) -> NotFound:

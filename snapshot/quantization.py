@@ -46,6 +46,13 @@ class Quantized:
         """The weights as numbers [rows, columns]."""
         return _numbers(unpack(self)).to(dtype)
 
+    def split(self, count: int) -> list["Quantized"]:
+        """As many weights of as many rows, views of this one; each ends with a tile."""
+        return [
+            Quantized(data, self.rows // count, self.columns, self.bits)
+            for data in self.data.chunk(count)
+        ]
+
 
 def quantize(weights: Tensor, bits: Bits) -> Codes:
     """Round float32 [rows, columns] to the nearest codes.

@@ -15,8 +15,8 @@ import torch
 
 from glowplug.errors import CorruptSnapshot
 from glowplug.spec import Dtype
+from snapshot.encoder_config import AnyConfig
 from snapshot.manifest import DRAFT_WEIGHTS, WEIGHTS, Manifest, read_manifest
-from snapshot.model_config import ModelConfig
 from snapshot.quantization import Quantized
 from snapshot.weights_file import Slot, WeightsPlan, plan_weights
 
@@ -44,7 +44,7 @@ def restore(folder: Path, *, device: str = "cpu") -> Restored:
     """
     manifest = read_manifest(folder)
 
-    def weights(name: str, config: ModelConfig) -> dict[str, torch.Tensor | Quantized]:
+    def weights(name: str, config: AnyConfig) -> dict[str, torch.Tensor | Quantized]:
         plan = plan_weights(config, manifest.dtype, manifest.quantization)
         return _tensors(_map(folder / name, plan), plan, manifest.dtype, device)
 

@@ -4,15 +4,16 @@ Runs in a process of its own (seal_process.py), as it brings torch and reads unt
 directly in scripts. Blocking; safe to run for the same source in several processes at once.
 """
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from glowplug.errors import CorruptSnapshot, SnapshotError
+from glowplug.errors import SnapshotError
 from glowplug.spec import Dtype, Quantization
 from snapshot.checkpoint import Checkpoint
 from snapshot.draft import about_draft, check_draft, find_draft
+from snapshot.eviction import make_room, trim
+from snapshot.hashing import file_entry
 from snapshot.manifest import (
     DRAFT_WEIGHTS,
     MANIFEST,
@@ -23,7 +24,6 @@ from snapshot.manifest import (
     FileEntry,
     Manifest,
     digest_of,
-    read_manifest,
 )
 from snapshot.node_cache import NodeCache, sync_folder
 from snapshot.source import Source, find_source, fingerprint
@@ -62,15 +62,18 @@ def seal(
                     found_draft,
                     dtype=dtype,
                     quantization=quantization,
+                    make_room=lambda size: make_room(cache, size),
                     progress=progress,
                 )
                 if fingerprint(found, dtype, quantization, found_draft) != key:
                     raise SnapshotError(f"{source}: it changed while it was sealed; seal it again")
-                digest = _move_into_place(folder, digest_of(manifest), cache)
+                digest = digest_of(manifest)
+                cache.put(folder, digest)
                 cache.record_sealed(key, digest)
     except OSError as error:
         place = error.filename or cache.root
         raise SnapshotError(f"{place}: {error.strerror}; sealing {source} failed") from error
+    trim(cache, keep={digest})
     progress(1.0)
     return digest
 
@@ -82,6 +85,7 @@ def _make(
     *,
     dtype: Dtype,
     quantization: Quantization,
+    make_room: Callable[[int], object],
     progress: Callable[[float], None],
 ) -> bytes:
     """Make the snapshot in `folder`; returns its manifest's bytes."""
@@ -92,13 +96,14 @@ def _make(
     if draft_source is not None:
         with about_draft():
             weights[DRAFT_WEIGHTS] = _open(draft_source)
-            check_draft(checkpoint, weights[DRAFT_WEIGHTS])
-        draft = DraftModel(source=draft_source.text, config=weights[DRAFT_WEIGHTS].config)
-    folder.mkdir()
+            draft_config = check_draft(checkpoint, weights[DRAFT_WEIGHTS])
+        draft = DraftModel(source=draft_source.text, config=draft_config)
     sizes = {
         name: plan_weights(each.config, dtype, quantization).size_bytes
         for name, each in weights.items()
     }
+    make_room(sum(sizes.values()))
+    folder.mkdir()
     files: dict[str, FileEntry] = {}
     for name, each in weights.items():
         done = sum(entry.size for entry in files.values())
@@ -119,6 +124,7 @@ def _make(
         bos_token_id=text.bos_token_id,
         generation=text.generation,
         chat=text.chat,
+        embedding=checkpoint.embedding,
         draft=draft,
         files=files,
     ).to_bytes()
@@ -136,20 +142,6 @@ def _part(
     return lambda fraction: progress((done + fraction * size) / total)
 
 
-def _move_into_place(folder: Path, digest: str, cache: NodeCache) -> str:
-    target = cache.root / digest
-    if target.exists():  # made before, of the same bytes
-        try:
-            read_manifest(target)
-        except CorruptSnapshot:
-            cache.remove_folder(target)
-        else:
-            return digest
-    folder.rename(target)
-    sync_folder(cache.root)
-    return digest
-
-
 def _open(source: Source) -> Checkpoint:
     if source.kind == "gguf":
         from snapshot.gguf_source import open_gguf
@@ -165,4 +157,4 @@ def _write(path: Path, data: bytes) -> FileEntry:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    return FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return file_entry(data)

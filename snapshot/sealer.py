@@ -6,23 +6,18 @@ torch. A model that is sealed already is found without a child, by a few stats.
 
 import asyncio
 import contextlib
-import json
 import logging
-import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from glowplug.errors import CorruptSnapshot, SnapshotError, UnsupportedModel
+from glowplug.errors import SnapshotError
 from glowplug.spec import Dtype, FunctionSpec, Quantization
+from snapshot.adapter_store import AdapterStore, adapter_fingerprint
+from snapshot.child_job import JobCrashed, run_job
 from snapshot.draft import find_draft
 from snapshot.node_cache import NodeCache
 from snapshot.source import find_source, fingerprint
-
-_ERRORS = {kind.__name__: kind for kind in (SnapshotError, UnsupportedModel, CorruptSnapshot)}
-_MAX_LINE_BYTES = 1 << 16
-_STDERR_TAIL_BYTES = 1 << 14
 
 _log = logging.getLogger("glowplug.snapshot")
 
@@ -76,6 +71,31 @@ class ProcessSealer:
             progress=progress,
         )
 
+    async def seal_adapters(self, spec: FunctionSpec, *, snapshot: str) -> Mapping[str, str]:
+        """Digests of the function's adapters, for the model of this snapshot, by name.
+
+        Raises:
+            SnapshotError: with the adapter's name, the reason and what to do, for the user.
+        """
+        if not spec.adapters:
+            return {}
+        store = AdapterStore(self._cache)
+        digests = await asyncio.to_thread(_find_adapters, spec.adapters, snapshot, store)
+        missing = {name: spec.adapters[name] for name, digest in digests.items() if digest is None}
+        if missing:
+            arguments = ["--adapters", snapshot]
+            arguments += [f"{name}={source}" for name, source in missing.items()]
+            digests |= (await self._child(arguments, f"{len(missing)} adapters", ignore))["digests"]
+        sealed = {name: digest for name, digest in digests.items() if digest is not None}
+        for name, digest in sealed.items():
+            size_bytes = store.size_bytes(digest)
+            if size_bytes > spec.adapter_cache_bytes:
+                raise SnapshotError(
+                    f"adapters.{name}: {size_bytes} bytes, over adapter_cache_bytes "
+                    f"({spec.adapter_cache_bytes}); raise it"
+                )
+        return sealed
+
     async def seal_source(
         self,
         source: str,
@@ -102,10 +122,22 @@ class ProcessSealer:
                 self._forget(wanted, job)
                 job.task.cancel()
 
-    def _find(self, wanted: _Wanted) -> str | None:
+    async def recorded(self, spec: FunctionSpec) -> str | None:
+        """The digest that the function's model was sealed into, whether or not that snapshot is in
+        the cache; None: it was not sealed yet. Costs some stats.
+
+        Raises:
+            SnapshotError: there is no such model.
+        """
+        wanted = _Wanted(spec.model, spec.dtype, spec.quantization, spec.draft_model)
+        return await asyncio.to_thread(lambda: self._cache.recorded(self._fingerprint(wanted)))
+
+    def _fingerprint(self, wanted: _Wanted) -> str:
         source, draft = find_source(wanted.source), find_draft(wanted.draft)
-        key = fingerprint(source, wanted.dtype, wanted.quantization, draft)
-        return self._cache.sealed(key)
+        return fingerprint(source, wanted.dtype, wanted.quantization, draft)
+
+    def _find(self, wanted: _Wanted) -> str | None:
+        return self._cache.sealed(self._fingerprint(wanted))
 
     def _start(self, wanted: _Wanted) -> _Job:
         def report(fraction: float) -> None:
@@ -122,69 +154,38 @@ class ProcessSealer:
 
     async def _run(self, wanted: _Wanted, report: Callable[[float], None]) -> str:
         arguments = [argument for argument in wanted if argument is not None]
+        return str((await self._child(arguments, wanted.source, report))["digest"])
+
+    async def _child(
+        self, arguments: Sequence[str], what: str, report: Callable[[float], None]
+    ) -> dict[str, Any]:
+        """The outcome of a sealing process (see seal_process.py) with these arguments."""
         async with self._one_at_a_time:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "snapshot.seal_process"),
-                *(str(self._cache.root.absolute()), *arguments),
-                stdin=asyncio.subprocess.PIPE,  # never written to: its end says that we are gone
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                limit=_MAX_LINE_BYTES,
-            )
+            root = str(self._cache.root.absolute())
             try:
-                outcome, errors = await asyncio.gather(
-                    _follow(cast(asyncio.StreamReader, process.stdout), report),
-                    _tail(cast(asyncio.StreamReader, process.stderr)),
-                )
-                status = await process.wait()
-                if outcome is not None and status == 0:
-                    return _digest(outcome)
+                return await run_job("snapshot.seal_process", [root, *arguments], report)
+            except JobCrashed as error:
+                cause, errors = error.args
+                _log.error("sealing %s failed: %s\n%s", what, cause, errors)
+                raise SnapshotError(f"{what}: sealing failed, {cause}") from None
             finally:
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-                    await process.wait()
                 with contextlib.suppress(OSError, SnapshotError):
                     await asyncio.to_thread(self._cache.clean)
-            _log.error("sealing %s failed (%s)\n%s", wanted.source, status, errors)
-            raise SnapshotError(f"{wanted.source}: sealing failed, {_cause(status, errors)}")
 
 
-async def _follow(
-    stdout: asyncio.StreamReader, report: Callable[[float], None]
-) -> dict[str, Any] | None:
-    """Report the child's progress; its outcome line, if it got that far."""
-    outcome: dict[str, Any] | None = None
-    async for line in stdout:
+def ignore(_fraction: float) -> None:
+    """For sealing whose progress nobody follows."""
+
+
+def _find_adapters(
+    sources: Mapping[str, str], snapshot: str, store: AdapterStore
+) -> dict[str, str | None]:
+    """Each adapter's digest where it is sealed already."""
+    base = store.base(snapshot)
+    found = {}
+    for name, source in sources.items():
         try:
-            message = json.loads(line)
-        except ValueError:  # it died while it wrote
-            break
-        if "progress" in message:
-            report(message["progress"])
-        else:
-            outcome = message
-    return outcome
-
-
-async def _tail(stderr: asyncio.StreamReader) -> str:
-    """The end of what the child wrote to its standard error, for the log."""
-    tail = b""
-    while chunk := await stderr.read(_STDERR_TAIL_BYTES):
-        tail = (tail + chunk)[-_STDERR_TAIL_BYTES:]
-    return tail.decode(errors="replace")
-
-
-def _digest(outcome: dict[str, Any]) -> str:
-    if "error" in outcome:
-        raise _ERRORS.get(outcome["error"], SnapshotError)(outcome["message"])
-    return str(outcome["digest"])
-
-
-def _cause(status: int, errors: str) -> str:
-    if status < 0:
-        name = signal.Signals(-status).name
-        hint = "; was there too little memory?" if status == -signal.SIGKILL else ""
-        return f"its process was ended by {name}{hint}"
-    last = errors.strip().rpartition("\n")[2][:200]
-    return f"its process ended with status {status}: {last or 'no reason given'}"
+            found[name] = store.sealed(adapter_fingerprint(source, base))
+        except SnapshotError as error:
+            raise type(error)(f"adapters.{name}: {error.message}") from None
+    return found

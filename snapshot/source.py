@@ -16,7 +16,7 @@ from glowplug.errors import SnapshotError, UnsupportedModel
 from glowplug.spec import Dtype, Quantization
 from snapshot.manifest import FORMAT
 
-SEAL_VERSION = 1  # raise it when the same source would be sealed into other bytes
+SEAL_VERSION = 2  # raise it when the same source would be sealed into other bytes
 
 _PACKAGE_SCHEME = "package://"
 _PACKAGE = re.compile(r"package://([A-Za-z_][A-Za-z0-9_]*)/(.+)")
@@ -38,7 +38,8 @@ class Source:
         """Every file that the model could be read from."""
         if self.kind == "gguf":
             return [self.path]
-        return sorted(path for path in self.path.iterdir() if path.is_file())
+        modules = self.path.glob("*/config.json")  # of sentence-transformers
+        return sorted((*(path for path in self.path.iterdir() if path.is_file()), *modules))
 
 
 def find_source(text: str) -> Source:

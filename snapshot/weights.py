@@ -3,7 +3,6 @@
 Called by seal.py. At most one sealed tensor is in memory at a time.
 """
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ import torch
 from glowplug.errors import CorruptSnapshot, SnapshotError
 from glowplug.spec import Dtype, Quantization
 from snapshot.checkpoint import Checkpoint
+from snapshot.hashing import FileHasher
 from snapshot.layout import Bits, part_shapes
 from snapshot.manifest import FileEntry
 from snapshot.quantization import Codes, pack, quantize
@@ -48,7 +48,7 @@ def write_weights(
             f"{path.parent}: {free >> 20} MiB are free, the snapshot needs "
             f"{plan.size_bytes >> 20}; make room or remove snapshots"
         )
-    sha256 = hashlib.sha256()
+    hasher = FileHasher()
     written = 0
     with path.open("xb") as file:
 
@@ -56,7 +56,7 @@ def write_weights(
             nonlocal written
             for start in range(0, len(data), _WRITE_BYTES):
                 chunk = data[start : start + _WRITE_BYTES]
-                sha256.update(chunk)
+                hasher.update(chunk)
                 file.write(chunk)
                 written += len(chunk)
                 progress(written / plan.size_bytes)
@@ -71,7 +71,7 @@ def write_weights(
             write(memoryview(bytes(slot.padding_bytes)))
         file.flush()
         os.fsync(file.fileno())
-    return FileEntry(size=written, sha256=sha256.hexdigest())
+    return hasher.entry()
 
 
 def _numbers(checkpoint: Checkpoint, name: str, parts: Parts, dtype: torch.dtype) -> torch.Tensor:

@@ -11,11 +11,12 @@ each gap is an explicit uint8 tensor `__pad__.N` of zeros, the last of which pad
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from glowplug.spec import Dtype, Quantization
+from snapshot.encoder_config import AnyConfig
 from snapshot.layout import Bits, packed_bytes, tensor_shapes, weight_bits
-from snapshot.model_config import ModelConfig
 
 PAGE_BYTES = 4096
 DTYPE_BYTES: dict[Dtype, int] = {"bfloat16": 2, "float32": 4}
@@ -43,14 +44,25 @@ class WeightsPlan:
 
 
 def plan_weights(
-    config: ModelConfig, dtype: Dtype, quantization: Quantization = "none"
+    config: AnyConfig, dtype: Dtype, quantization: Quantization = "none"
 ) -> WeightsPlan:
     """Lay the sealed tensors of a model out in a file."""
+    return plan_tensors(tensor_shapes(config), dtype, quantization)
+
+
+def plan_tensors(
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: Dtype,
+    quantization: Quantization = "none",
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> WeightsPlan:
+    """Lay these tensors out in a file; `metadata` goes into its header."""
     item_bytes = DTYPE_BYTES[dtype]
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     slots: dict[str, Slot] = {}
     position = 0
-    for name, shape in tensor_shapes(config).items():
+    for name, shape in shapes.items():
         bits = weight_bits(name, shape, quantization)
         if bits is None:
             size = math.prod(shape) * item_bytes

@@ -3,7 +3,8 @@
 import queue
 from collections import defaultdict
 
-from runtime.engine.loop import Engine, EngineLimits
+from runtime.engine.limits import EngineLimits
+from runtime.engine.loop import Engine
 from runtime.engine.request import Delta, GenerationRequest, SamplingParams
 
 EOS = 0
@@ -12,7 +13,7 @@ EOS = 0
 class Running:
     """An engine and what it emits, by request."""
 
-    def __init__(self, model, tokenizer, *, draft=None, **limits) -> None:
+    def __init__(self, model, tokenizer, *, draft=None, prefixes=None, **limits) -> None:
         self._batches: queue.Queue[list[tuple[str, Delta]]] = queue.Queue()
         self.deltas: dict[str, list[Delta]] = defaultdict(list)
         self.engine = Engine(
@@ -22,6 +23,7 @@ class Running:
             limits=EngineLimits(**({"kv_cache_bytes": 1 << 20, "block_size": 4} | limits)),
             emit=self._batches.put,
             draft=draft,
+            prefixes=prefixes,
         )
 
     def __enter__(self):
@@ -35,6 +37,12 @@ class Running:
         sampling = SamplingParams(**({"max_tokens": 12, "temperature": 0.0} | params))
         self.engine.submit(
             GenerationRequest(id=name, prompt=tuple(prompt), params=sampling, cache_salt=cache_salt)
+        )
+
+    def embed(self, name, prompt) -> None:
+        params = SamplingParams(max_tokens=0)
+        self.engine.submit(
+            GenerationRequest(id=name, prompt=tuple(prompt), params=params, pooling="mean")
         )
 
     def step(self) -> None:

@@ -128,7 +128,7 @@ def assert_all_end(processes: Iterable[psutil.Process], *, limit_s: float = 10.0
 
 
 def deploy(client: Client, name: str, **settings: Any) -> dict[str, Any]:
-    """Deploy SmolLM2 and wait until it can be called."""
+    """Deploy SmolLM2, or another `model`, and wait until it can be called."""
     client.deploy({"name": name, "model": MODEL, **settings})
 
     def callable_now() -> dict[str, Any] | None:

@@ -25,6 +25,10 @@ def deploy(
         str,
         typer.Option(metavar="SOURCE", help="A folder, a .gguf file or package://PACKAGE/FILE."),
     ],
+    digest: Annotated[
+        str | None,
+        typer.Option(metavar="SHA256", help="The snapshot that the model must be sealed into."),
+    ] = None,
     idle: Annotated[
         str | None, typer.Option(metavar="TIME", help="Idle time until scale to zero, as 30s.")
     ] = None,
@@ -54,6 +58,21 @@ def deploy(
         str | None,
         typer.Option(metavar="SOURCE", help="A smaller model of the same vocabulary that guesses."),
     ] = None,
+    prefix_snapshot: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Hot prompt prefixes kept for the next start."),
+    ] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(metavar="auto|mean|last|cls", help="Tokens that make an embedding."),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="A LoRA adapter (PEFT folder); give it repeatedly."),
+    ] = None,
+    adapter_cache: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory for adapters in use, as 512MiB.")
+    ] = None,
     start_timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest wait in the queue and to start.")
     ] = None,
@@ -82,6 +101,7 @@ def deploy(
     spec = _given(
         name=name,
         model=absolute_source(model),
+        digest=digest,
         idle_s=idle,
         sleep_s=sleep,
         min_replicas=min_replicas,
@@ -93,6 +113,10 @@ def deploy(
         kv_cache_bytes=kv_cache,
         speculation=speculation,
         draft_model=absolute_source(draft_model) if draft_model else None,
+        prefix_snapshot_bytes=prefix_snapshot,
+        pooling=pooling,
+        adapters=_adapters(adapter or []) or None,
+        adapter_cache_bytes=adapter_cache,
         start_timeout_s=start_timeout,
         request_timeout_s=request_timeout,
         queue=queue or None,
@@ -153,6 +177,25 @@ def rm(
     with Client(endpoint, api_key=api_key) as client:
         client.delete(name)
     typer.echo(f"{name} deleted")
+
+
+def _adapters(options: list[str]) -> dict[str, str]:
+    """Name → folder, as the server must see it.
+
+    Raises:
+        InvalidRequest: not NAME=PATH, or a name twice.
+    """
+    from glowplug.errors import InvalidRequest
+
+    adapters: dict[str, str] = {}
+    for option in options:
+        name, separator, path = option.partition("=")
+        if not (name and separator and path):
+            raise InvalidRequest(f"--adapter {option}: write NAME=PATH")
+        if name in adapters:
+            raise InvalidRequest(f"--adapter {option}: {name} is given twice")
+        adapters[name] = absolute_source(path)
+    return adapters
 
 
 def _given(**fields: object) -> "Json":

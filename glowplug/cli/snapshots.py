@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glowplug.cli.options import DEFAULT_DATA, AsJson, DataDir
+from glowplug.cli.options import DEFAULT_DATA, AsJson, DataDir, Store, StoreEndpoint
 
 if TYPE_CHECKING:
     from snapshot.node_cache import NodeCache
+    from snapshot.s3_store import S3Store
 
 Digest = Annotated[
     str, typer.Argument(metavar="SNAPSHOT", help="Its digest, or a beginning that only it has.")
 ]
 
-app = typer.Typer(help="List, verify and remove sealed snapshots.")
+app = typer.Typer(help="List, share, verify, pin and remove sealed snapshots.")
 
 
 def seal(
@@ -55,8 +56,19 @@ def seal(
 
 
 @app.command()
-def ls(*, data: DataDir = DEFAULT_DATA, as_json: AsJson = False) -> None:
+def ls(
+    *,
+    remote: Annotated[bool, typer.Option("--remote", help="Those in the store instead.")] = False,
+    store: Store = None,
+    store_endpoint: StoreEndpoint = None,
+    data: DataDir = DEFAULT_DATA,
+    as_json: AsJson = False,
+) -> None:
     """List the snapshots in the node cache, newest first."""
+    if remote:
+        digests = _open_store(store, store_endpoint).list()
+        typer.echo(json.dumps(digests) if as_json else "\n".join(digests) or "no snapshots")
+        return
     snapshots = _cache(data).list()
     if as_json:
         typer.echo(json.dumps([asdict(snapshot) for snapshot in snapshots]))
@@ -69,25 +81,163 @@ def ls(*, data: DataDir = DEFAULT_DATA, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def verify(digest: Digest, *, data: DataDir = DEFAULT_DATA) -> None:
-    """Read every byte of a snapshot and compare it with the manifest."""
+def verify(
+    digest: Digest,
+    *,
+    key: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="KEY", help="Public key (PEM) that must have signed; repeatable."),
+    ] = None,
+    data: DataDir = DEFAULT_DATA,
+) -> None:
+    """Read every byte of a snapshot and compare it with the manifest; check its signature.
+
+    A damaged snapshot is moved to quarantine: the next call gets it anew.
+    """
     from glowplug.cli.progress import progress
+    from glowplug.errors import CorruptSnapshot
+    from snapshot.signatures import check_signature, read_public_keys
 
     cache = _cache(data)
     digest = _resolve(cache, digest)
+    keys = read_public_keys(key) if key else []
     with progress(digest) as update:
         update("reading", None)
-        cache.verify(digest)
-    typer.echo(f"{digest} is whole")
+        try:
+            cache.verify(digest)
+        except CorruptSnapshot as error:
+            cache.quarantine(digest, error.message)
+            raise
+    if keys:
+        check_signature(cache.path(digest), keys)
+    typer.echo(f"{digest} is whole{' and signed' if keys else ''}")
+
+
+@app.command()
+def sign(
+    digest: Digest,
+    *,
+    key: Annotated[Path, typer.Option(metavar="KEY", help="Private key, ECDSA P-256 or Ed25519.")],
+    data: DataDir = DEFAULT_DATA,
+) -> None:
+    """Sign a snapshot: its manifest, and thereby every byte of it."""
+    from snapshot.signatures import sign as write_signature
+
+    cache = _cache(data)
+    digest = _resolve(cache, digest)
+    cache.verify(digest)
+    write_signature(cache.path(digest), key)
+    typer.echo(f"{digest} signed")
+
+
+@app.command()
+def pin(digest: Digest, *, data: DataDir = DEFAULT_DATA) -> None:
+    """Keep a snapshot in the cache whatever its limit."""
+    cache = _cache(data)
+    digest = _resolve(cache, digest)
+    cache.pin(digest)
+    typer.echo(f"{digest} pinned")
+
+
+@app.command()
+def unpin(digest: Digest, *, data: DataDir = DEFAULT_DATA) -> None:
+    """Let a snapshot leave the cache again when the room is needed."""
+    cache = _cache(data)
+    digest = _resolve(cache, digest)
+    cache.unpin(digest)
+    typer.echo(f"{digest} unpinned")
+
+
+@app.command()
+def pull(
+    digest: Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Its digest.")],
+    *,
+    store: Store = None,
+    store_endpoint: StoreEndpoint = None,
+    data: DataDir = DEFAULT_DATA,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a snapshot from the store; what is here of it already is not fetched again."""
+    from glowplug.cli.progress import progress
+
+    cache = _cache(data)
+    opened = _open_store(store, store_endpoint)
+    digest = digest if digest.startswith("sha256-") else f"sha256-{digest}"
+    from snapshot.transfer import pull as fetch
+
+    with progress(digest) as update:
+        pulled = fetch(opened, digest, cache=cache, progress=lambda done: update("fetching", done))
+    if as_json:
+        typer.echo(json.dumps({"digest": digest, **asdict(pulled)}))
+    else:
+        mib = pulled.fetched_bytes / 2**20
+        typer.echo(f"{digest} is in the cache ({mib:.0f} MiB fetched)")
+
+
+@app.command()
+def push(
+    digest: Digest,
+    *,
+    store: Store = None,
+    store_endpoint: StoreEndpoint = None,
+    data: DataDir = DEFAULT_DATA,
+) -> None:
+    """Upload a snapshot to the store, unless it is there."""
+    from glowplug.cli.progress import progress
+
+    cache = _cache(data)
+    opened = _open_store(store, store_endpoint)
+    digest = _resolve(cache, digest)
+    from snapshot.transfer import push as upload
+
+    with progress(digest) as update:
+        is_new = upload(opened, digest, cache=cache, progress=lambda done: update("sending", done))
+    typer.echo(f"{digest} {'pushed to' if is_new else 'is in'} {opened.location}")
+
+
+@app.command()
+def gc(
+    *,
+    limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Evict down to this; default: the server's limit."),
+    ] = None,
+    data: DataDir = DEFAULT_DATA,
+    as_json: AsJson = False,
+) -> None:
+    """Delete what serves nobody, then the longest unused snapshots over the limit."""
+    from glowplug.cli.options import size
+    from snapshot.eviction import collect_garbage
+
+    collected = collect_garbage(_cache(data), limit_bytes=size(limit, "--limit"))
+    if as_json:
+        typer.echo(json.dumps(asdict(collected)))
+        return
+    for digest in collected.snapshots:
+        typer.echo(f"{digest} evicted")
+    typer.echo(f"{collected.freed_bytes / 2**20:.0f} MiB freed")
 
 
 @app.command()
 def rm(digest: Digest, *, data: DataDir = DEFAULT_DATA) -> None:
-    """Delete a snapshot; replicas that run from it keep it until they end."""
+    """Delete a snapshot that is not in use."""
     cache = _cache(data)
     digest = _resolve(cache, digest)
     cache.remove(digest)
     typer.echo(f"{digest} removed")
+
+
+def _open_store(store: str | None, endpoint: str | None) -> "S3Store":
+    """Raises InvalidRequest, SnapshotError."""
+    from glowplug.errors import InvalidRequest
+    from snapshot.s3_location import parse_location
+
+    if store is None:
+        raise InvalidRequest("give --store s3://BUCKET/PREFIX, or set GLOWPLUG_STORE")
+    location = parse_location(store, endpoint)
+    from snapshot.s3_store import S3Store
+
+    return S3Store(location)
 
 
 def _cache(data: Path) -> "NodeCache":

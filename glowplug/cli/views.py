@@ -61,6 +61,8 @@ def function_panel(function: "Json") -> Panel:
         ("model", escape(spec["model"])),
         ("revision", f"{function['revision']}, generation {function['generation']}"),
         ("snapshot", function["snapshot"] or "–"),
+        ("context", _context(function)),
+        *([("adapters", escape(", ".join(spec["adapters"])))] if spec["adapters"] else []),
         ("limits", _limits(spec)),
         ("invoke URL", function["invoke_url"]),
         ("OpenAI base URL", function["openai_base_url"]),
@@ -75,7 +77,7 @@ def function_panel(function: "Json") -> Panel:
 def snapshot_table(snapshots: "Sequence[CachedSnapshot]") -> Table:
     """One row a snapshot."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("SNAPSHOT", "MODEL", "WEIGHTS", "SIZE", "SEALED", "SOURCE"):
+    for column in ("SNAPSHOT", "MODEL", "WEIGHTS", "SIZE", "LAST USED", "STATE", "SOURCE"):
         table.add_column(column, overflow="fold")
     for snapshot in snapshots:
         table.add_row(
@@ -83,10 +85,15 @@ def snapshot_table(snapshots: "Sequence[CachedSnapshot]") -> Table:
             snapshot.architecture,
             snapshot.dtype if snapshot.quantization == "none" else snapshot.quantization,
             f"{snapshot.size_bytes / 2**20:.0f} MiB",
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.created_s)),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(snapshot.last_used_s)),
+            ", ".join(_snapshot_states(snapshot)) or "–",
             escape(snapshot.source),
         )
     return table
+
+
+def _snapshot_states(snapshot: "CachedSnapshot") -> list[str]:
+    return ["in use"] * bool(snapshot.users) + ["pinned"] * snapshot.pinned
 
 
 def timing_table(columns: "Sequence[tuple[str, Answer]]") -> Table:
@@ -148,11 +155,18 @@ def _stage_table(title: str, stages_ms: "Mapping[str, float]") -> Table:
     return table
 
 
+def _context(function: "Json") -> str:
+    """What a replica has said, else what is known before the first start."""
+    if tokens := function["max_context"]:
+        return f"{tokens} tokens"
+    asked = function["spec"]["max_context"]
+    return f"{asked} tokens at most" if asked else "the model's; known after the first start"
+
+
 def _limits(spec: "Json") -> str:
-    context = spec["max_context"] or "the model's"
     return (
         f"{spec['min_replicas']} to {spec['max_replicas']} replicas, "
-        f"idle after {spec['idle_s']:g} s, {spec['max_seqs']} sequences, context {context}, "
+        f"idle after {spec['idle_s']:g} s, {spec['max_seqs']} sequences, "
         f"{spec['queue']['max_requests']} queued, start {spec['start_timeout_s']:g} s, "
         f"request {spec['request_timeout_s']:g} s"
     )

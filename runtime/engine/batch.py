@@ -6,12 +6,15 @@ block table. Before attention reads the cache, the keys and values of all new to
 token sees those up to its own position, which is all that causality asks for, for drafts too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from runtime.engine.pooling import pooled_rows
+from runtime.engine.request import Adapter
 from runtime.engine.scheduler import Chunk, Plan
 
 
@@ -22,6 +25,23 @@ class Span:
     start: int
     end: int
     context: int
+
+
+@dataclass(slots=True)
+class PooledRows:
+    """The rows that become embeddings; the model leaves what they became."""
+
+    rows: Tensor  # [P] rows of T
+    hidden: Tensor | None = None  # [P, H], after the final norm
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRun:
+    """The rows start..end, of one sequence or several, have this adapter."""
+
+    start: int
+    end: int
+    adapter: Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +55,25 @@ class Batch:
     sequences: Tensor  # [T] which row of `tables` is the token's
     spans: tuple[Span, ...]  # S of them, in order
     logit_rows: Tensor | None  # [R] rows of T; None: all of them
+    pooled: PooledRows | None = None  # of sequences to embed
+    adapters: tuple[AdapterRun, ...] = ()  # rows that are in none of them have no adapter
 
 
 def build_batch(plan: Plan, *, block_size: int, device: str) -> Batch:
     """Lay a plan out for the model."""
     chunks = plan.chunks
-    spans, logit_rows, row = [], [], 0
+    spans, logit_rows, pooled, row = [], [], [], 0
     for chunk in chunks:
         end = row + chunk.count
         spans.append(Span(row, end, chunk.start + chunk.count))
+        if scored := chunk.scored:
+            logit_rows.append(np.asarray(scored) - chunk.start + row)
         if chunk.samples:
             logit_rows.append(np.arange(end - 1 - len(chunk.drafts), end))
+        elif (pooling := chunk.sequence.request.pooling) is not None:
+            length = len(chunk.sequence.tokens)
+            rows = pooled_rows(pooling, start=chunk.start, end=chunk.end, length=length)
+            pooled += [row - chunk.start + position for position in rows]
         row = end
     wanted = np.concatenate(logit_rows) if logit_rows else np.empty(0)
     counts = [chunk.count for chunk in chunks]
@@ -60,7 +88,24 @@ def build_batch(plan: Plan, *, block_size: int, device: str) -> Batch:
         **{name: _tensor(values, device=device) for name, values in columns.items()},
         spans=tuple(spans),
         logit_rows=None if len(wanted) == row else _tensor(wanted, device=device),
+        pooled=PooledRows(_tensor(np.asarray(pooled), device=device)) if pooled else None,
+        adapters=_adapter_runs(chunks),
     )
+
+
+def _adapter_runs(chunks: Sequence[Chunk]) -> tuple[AdapterRun, ...]:
+    runs: list[AdapterRun] = []
+    row = 0
+    for chunk in chunks:
+        end = row + chunk.count
+        if adapter := chunk.sequence.request.adapter:
+            last = runs[-1] if runs else None
+            if last and last.end == row and last.adapter is adapter:
+                runs[-1] = AdapterRun(last.start, end, adapter)
+            else:
+                runs.append(AdapterRun(row, end, adapter))
+        row = end
+    return tuple(runs)
 
 
 def _tables(plan: Plan, block_size: int) -> np.ndarray:

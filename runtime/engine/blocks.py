@@ -39,6 +39,11 @@ class BlockPool:
             self._references[block] = 1
         return taken
 
+    @property
+    def published(self) -> dict[bytes, int]:
+        """Every findable block by its hash."""
+        return dict(self._block_of)
+
     def find(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks of the longest published beginning of a chain of hashes."""
         found = []

@@ -121,6 +121,8 @@ class DraftModel:
         ]
         if not work:
             return
+        for each in work:
+            self._overwrite(each)
         self._step(work, [each.sequence.tokens[each.state.read :] for each in work])
         for each in work:
             each.state.read += each.share.read
@@ -180,6 +182,15 @@ class DraftModel:
             state = Drafted(known * self._kv.block_size, published=known)
             sequence.drafted = state
         return state
+
+    def _overwrite(self, work: _Work) -> None:
+        """Forget what the blocks that it writes to were known to hold, unless it writes that."""
+        sequence, start = work.sequence, work.state.read
+        end = start + work.share.read + max(work.share.drafts - 1, 0)
+        for n in range(start // self._kv.block_size, -(-end // self._kv.block_size)):
+            block = sequence.blocks[n]
+            if sequence.hashes[n : n + 1] != [self._written.get(block)]:
+                self._written.pop(block, None)
 
     def _publish(self, sequence: Sequence, state: Drafted) -> None:
         full = min(state.read // self._kv.block_size, len(sequence.hashes))

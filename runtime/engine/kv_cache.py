@@ -23,6 +23,8 @@ class KVCache:
     ) -> None:
         """Raises UnsupportedModel when the machine cannot reserve so much."""
         self.block_size = block_size
+        self.dtype = dtype
+        self.block_bytes = bytes_per_block(config, block_size=block_size, dtype=dtype)
         shape = (config.num_layers, 2, blocks, block_size, config.num_kv_heads, config.head_dim)
         if device == "cpu":
             size_bytes = math.prod(shape) * dtype.itemsize
@@ -44,6 +46,16 @@ class KVCache:
     def layer(self, n: int) -> tuple[Tensor, Tensor]:
         """Keys and values of layer n, each [blocks, block_size, kv_heads, head_dim]."""
         return self._layers[n]
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """Of what `block` gives."""
+        layers, two, _, *rest = self._memory.shape
+        return (layers, two, *rest)
+
+    def block(self, n: int) -> Tensor:
+        """Block n of all layers, [layers, 2, block_size, kv_heads, head_dim], to read or write."""
+        return self._memory[:, :, n]
 
     def clear(self, blocks: list[int]) -> None:
         """Zero blocks that may hold something other than numbers, before they are freed."""
@@ -67,3 +79,11 @@ def bytes_per_block(config: ModelConfig, *, block_size: int, dtype: torch.dtype)
     """Memory of one block over all layers."""
     per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     return per_token * block_size * dtype.itemsize
+
+
+def tokens_held(
+    config: ModelConfig, *, kv_cache_bytes: int, block_size: int, dtype: torch.dtype
+) -> int:
+    """How many tokens a cache of this size holds, in whole blocks."""
+    block_bytes = bytes_per_block(config, block_size=block_size, dtype=dtype)
+    return kv_cache_bytes // block_bytes * block_size

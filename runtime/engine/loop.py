@@ -11,26 +11,32 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import Enum, auto
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
 from glowplug.errors import UnsupportedModel
+from runtime.engine.advance import advance, first_token_stages
 from runtime.engine.batch import build_batch
 from runtime.engine.blocks import BlockPool
+from runtime.engine.context import context_limit
 from runtime.engine.drafting import DraftModel
 from runtime.engine.kv_cache import KVCache, bytes_per_block
+from runtime.engine.limits import EngineLimits, EngineStats
 from runtime.engine.output import OutputText
-from runtime.engine.prefill_limit import PrefillCost, PrefillLimit, prefill_ms
-from runtime.engine.request import Delta, FinishReason, GenerationRequest
+from runtime.engine.pace import Pace
+from runtime.engine.pooling import NOT_FINITE, is_finite, pool
+from runtime.engine.prompt_logprobs import score_prompts, scored_tokens_limit
+from runtime.engine.request import Delta, Embedding, FinishReason, GenerationRequest
 from runtime.engine.sampling import Position, Sampled, sample
 from runtime.engine.scheduler import Chunk, Plan, Scheduler
 from runtime.engine.sequence import Sequence
-from runtime.engine.speculation import StepCost
-from runtime.engine.speculator import LookupProposer, Proposer, Speculator, Tally, in_all
+from runtime.engine.speculator import LookupProposer, Proposer, Speculator, in_all
+from runtime.engine.step_sizes import StepSizes
+from runtime.engine.stored_prefixes import StoredPrefixes
 from runtime.models.registry import Model
 
 log = logging.getLogger(__name__)
@@ -44,35 +50,6 @@ class _Signal(Enum):
 Emit = Callable[[list[tuple[str, Delta]]], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineLimits:
-    """What one engine may use."""
-
-    max_seqs: int = 16  # sequences in one batch
-    max_batch_tokens: int = 512  # tokens in one step; long prompts are split into chunks
-    kv_cache_bytes: int = 512 * 2**20
-    block_size: int = 16  # tokens in a KV block
-    max_context: int | None = None  # tokens of prompt and output; None: the model's own limit
-    speculation: bool = True  # it never changes an output
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineStats:
-    """A snapshot of the engine's counters and gauges."""
-
-    running: int
-    waiting: int
-    blocks: int
-    free_blocks: int
-    preemptions: int
-    steps: int
-    prefix_queries: int  # prompt tokens looked up in the prefix cache
-    prefix_hits: int  # and found
-    drafts_proposed: tuple[int, ...]  # by position in the proposal
-    drafts_accepted: tuple[int, ...]
-    drafts_by_method: Mapping[str, Tally]  # the same, for each way to guess that is in use
-
-
 class Engine:
     """Serves one model. Build it, `start()` it, `submit()` requests, `stop()` it."""
 
@@ -84,13 +61,15 @@ class Engine:
         eos_token_ids: tuple[int, ...],
         limits: EngineLimits,
         emit: Emit,
+        prefixes: Path | None = None,
         on_crash: Callable[[], None] = lambda: None,
         on_sleep: Callable[[bool], None] = lambda _asleep: None,
         draft: Model | None = None,
     ) -> None:
-        """`on_crash` is called on the engine's thread if the loop itself ever fails, `on_sleep`
-        when it has fallen asleep (True) or woken up. `draft` is a small model of the same
-        vocabulary that guesses tokens.
+        """`prefixes` is the file that an earlier engine of the same snapshot may have left.
+        `on_crash` is called on the engine's thread if the loop itself ever fails, `on_sleep` when
+        it has fallen asleep (True) or woken up. `draft` is a small model of the same vocabulary
+        that guesses tokens.
 
         Raises:
             UnsupportedModel: the KV cache cannot hold one block, or cannot be reserved.
@@ -115,24 +94,36 @@ class Engine:
         self._on_sleep = on_sleep
         self._asleep = False
         self._kv = _cache(model, blocks=blocks, block_size=limits.block_size)
+        self._prefixes = (
+            StoredPrefixes(
+                prefixes,
+                self._kv,
+                kernels=model.kv_variant,
+                max_bytes=limits.prefix_snapshot_bytes,
+            )
+            if prefixes and limits.prefix_snapshot_bytes
+            else None
+        )
         self._scheduler = Scheduler(
             BlockPool(blocks),
             block_size=limits.block_size,
             max_seqs=limits.max_seqs,
             max_batch_tokens=limits.max_batch_tokens,
+            prefixes=self._prefixes,
+            max_scored_tokens=scored_tokens_limit(model.config.vocab_size),
         )
-        self.max_context = min(
-            limits.max_context or model.config.max_positions,
-            model.config.max_positions,
-            blocks * limits.block_size,
+        self.max_context, self.context_note = context_limit(
+            model=model.config.max_positions,
+            asked=limits.max_context,
+            held=blocks * limits.block_size,
         )
         self.vocab_size = model.config.vocab_size
         self._sequences: dict[str, Sequence] = {}
         self._inbox: queue.SimpleQueue[GenerationRequest | str | _Signal] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._steps = 0
-        self._step_cost = StepCost()
-        self._prefill_cost = PrefillCost()
+        self._pace = Pace()
+        self._step_sizes = StepSizes()
         proposers: list[Proposer] = [LookupProposer()] if limits.speculation else []
         self._draft: DraftModel | None = None
         if drafts is not None:
@@ -153,6 +144,16 @@ class Engine:
     def sleep(self) -> None:
         """Give the KV memory back, if nothing runs or waits by then; the next request wakes it."""
         self._inbox.put(_Signal.SLEEP)
+
+    def save_prefixes(self, path: Path) -> int:
+        """After `stop`: write the hottest prompt prefixes to a new file; how many blocks.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._prefixes is None or self._asleep:
+            return 0
+        return self._prefixes.save(self._scheduler.pool.published, path)
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request that fits `max_context` and whose ids are in the vocabulary."""
@@ -178,6 +179,8 @@ class Engine:
             drafts_proposed=total.proposed,
             drafts_accepted=total.accepted,
             drafts_by_method=drafts,
+            step_tokens=self._step_sizes.tokens,
+            step_sizes=tuple(self._step_sizes.counts),
         )
 
     # The loop -----------------------------------------------------------------------------------
@@ -197,23 +200,24 @@ class Engine:
     @torch.inference_mode()
     def _loop(self) -> None:
         while self._take_in():
-            self._speculator.propose(self._scheduler.decoding, cost=self._step_cost)
+            self._speculator.propose(self._scheduler.decoding, cost=self._pace.decode)
             began_s = time.perf_counter()
-            plan = self._scheduler.schedule(self._prefill_limit())
+            plan = self._scheduler.schedule(self._pace.limit(self._scheduler))
             if not plan.chunks:
                 continue
             _note_admissions(plan)
             try:
                 batch = build_batch(plan, block_size=self._kv.block_size, device=self._model.device)
                 logits = self._model.forward(batch, self._kv)
-                sampled = sample(logits, _positions(plan))
+                sampled = sample(score_prompts(plan, logits), _positions(plan))
+                embeddings = pool(plan, batch.pooled.hidden if batch.pooled else None)
             except Exception:  # one bad batch must not end the process
                 log.exception("a step of %d sequences failed", len(plan.chunks))
                 self._fail(plan)
                 continue
-            if deltas := self._commit(plan, sampled):
+            if deltas := self._commit(plan, sampled, embeddings):
                 self._emit(deltas)
-            self._learn_cost(plan, ms=(time.perf_counter() - began_s) * 1e3)
+            self._pace.learn(plan, ms=(time.perf_counter() - began_s) * 1e3)
 
     def _take_in(self) -> bool:
         """Drain the inbox, waiting only when there is nothing to run; False: stop."""
@@ -262,25 +266,6 @@ class Engine:
         if sequence := self._sequences.pop(request_id, None):
             self._scheduler.finish(sequence)
 
-    def _prefill_limit(self) -> PrefillLimit | None:
-        """None: nothing decodes, or what decoding takes is not known yet."""
-        decoding = self._scheduler.decoding
-        rows = sum(1 + len(sequence.drafts) for sequence in decoding)
-        decode_ms = self._step_cost.at(rows) if decoding else 0.0
-        if not decode_ms:
-            return None
-        entering = self._scheduler.entering
-        ms = prefill_ms(decode_ms=decode_ms, decoding=len(decoding), entering=entering)
-        return PrefillLimit(self._prefill_cost, ms=ms)
-
-    def _learn_cost(self, plan: Plan, *, ms: float) -> None:
-        rows = sum(chunk.count for chunk in plan.chunks if chunk.is_decode)
-        prefill = [(chunk.start, chunk.count) for chunk in plan.chunks if not chunk.is_decode]
-        if prefill:
-            self._prefill_cost.observe(prefill, ms=ms - self._step_cost.at(rows))
-        else:
-            self._step_cost.observe(rows=rows, ms=ms)
-
     def _fail(self, plan: Plan) -> None:
         message = "the engine failed on this request; the replica's log says why"
         deltas = []
@@ -297,15 +282,20 @@ class Engine:
             self._draft.clear(blocks)
         self._forget(sequence.id)
 
-    def _commit(self, plan: Plan, sampled: list[Sampled]) -> list[tuple[str, Delta]]:
+    def _commit(
+        self, plan: Plan, sampled: list[Sampled], embeddings: dict[str, Embedding]
+    ) -> list[tuple[str, Delta]]:
         """The only place that advances sequences and frees what is finished."""
         self._steps += 1
+        self._step_sizes.add(sum(chunk.count for chunk in plan.chunks))
         now_s = time.perf_counter()
         deltas, row = [], 0
         for chunk in plan.chunks:
             sequence = chunk.sequence
             if not chunk.samples:
                 self._scheduler.commit(chunk)
+                if (embedding := embeddings.get(sequence.id)) is not None:
+                    deltas.append((sequence.id, self._embedded(sequence, embedding, now_s=now_s)))
                 continue
             rows = 1 + len(chunk.drafts)
             kept, error = self._verify(chunk, sampled[row : row + rows])
@@ -314,12 +304,25 @@ class Engine:
                 self._discard(sequence)
                 deltas.append((sequence.id, Delta(finish=FinishReason.ERROR, error=error)))
                 continue
-            delta = self._advance(sequence, kept, now_s=now_s)
+            delta = advance(sequence, kept, max_context=self.max_context, now_s=now_s)
             self._scheduler.commit(chunk)
             if delta.finish:
                 self._forget(sequence.id)
             deltas.append((sequence.id, delta))
         return deltas
+
+    def _embedded(self, sequence: Sequence, embedding: Embedding, *, now_s: float) -> Delta:
+        """The only delta of a sequence to embed, which is finished with it."""
+        if not is_finite(embedding):
+            self._discard(sequence)
+            return Delta(finish=FinishReason.ERROR, error=NOT_FINITE)
+        self._forget(sequence.id)
+        return Delta(
+            embedding=embedding,
+            finish=FinishReason.STOP,
+            stages_ms=first_token_stages(sequence, now_s),
+            cached_tokens=sequence.cached,
+        )
 
     def _verify(self, chunk: Chunk, sampled: list[Sampled]) -> tuple[list[Sampled], str | None]:
         """The sampled tokens up to the first that is not its draft; or why there is none."""
@@ -331,43 +334,6 @@ class Engine:
             self._speculator.verified(chunk.sequence, proposed=len(drafts), accepted=accepted)
         kept = sampled[: accepted + 1]
         return kept, next((one.error for one in kept if one.error), None)
-
-    def _advance(self, sequence: Sequence, sampled: list[Sampled], *, now_s: float) -> Delta:
-        """Add sampled tokens to their sequence, until one ends it, and say what that changes for
-        the client."""
-        stages_ms = _first_token_stages(sequence, now_s) if sequence.generated == 0 else None
-        text, tokens, logprobs = "", [], []
-        finish: FinishReason | None = None
-        for one in sampled:
-            sequence.append(one.token)
-            tokens.append(one.token)
-            if one.logprob:
-                logprobs.append(one.logprob)
-            piece, finish = self._text_of(sequence, one.token)
-            text += piece
-            if finish:
-                break
-        return Delta(
-            text=text,
-            tokens=tuple(tokens),
-            logprobs=tuple(logprobs),
-            finish=finish,
-            stages_ms=stages_ms,
-            cached_tokens=sequence.cached if stages_ms else 0,
-        )
-
-    def _text_of(self, sequence: Sequence, token: int) -> tuple[str, FinishReason | None]:
-        """What the appended token adds to the text, and whether it ends the sequence."""
-        params = sequence.request.params
-        if token in sequence.ending:
-            rest, _ = sequence.text.flush()
-            return rest, FinishReason.STOP
-        text, stopped = sequence.text.push(token)
-        full = len(sequence.tokens) >= self.max_context
-        if not stopped and (full or sequence.generated >= params.max_tokens):
-            rest, stopped = sequence.text.flush()
-            return text + rest, FinishReason.STOP if stopped else FinishReason.LENGTH
-        return text, FinishReason.STOP if stopped else None
 
 
 def _cache(model: Model, *, blocks: int, block_size: int) -> KVCache:
@@ -390,11 +356,3 @@ def _note_admissions(plan: Plan) -> None:
     for chunk in plan.chunks:
         if chunk.sequence.admitted_s is None:
             chunk.sequence.admitted_s = time.perf_counter()
-
-
-def _first_token_stages(sequence: Sequence, now_s: float) -> dict[str, float]:
-    admitted_s = sequence.admitted_s or sequence.arrived_s
-    return {
-        "queue": (admitted_s - sequence.arrived_s) * 1e3,
-        "prefill": (now_s - admitted_s) * 1e3,
-    }

@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from glowplug.contracts import Priority
+from glowplug.spec import PoolingMethod
 from runtime.engine.grammar import Grammar
+
+Embedding = npt.NDArray[np.float32]  # [H], of unit length
 
 
 class FinishReason(StrEnum):
@@ -29,7 +36,8 @@ class SamplingParams:
     and frequency as OpenAI's (over generated tokens), repetition as in CTRL (arXiv 1909.05858; over
     prompt and generated tokens). `logprobs` is the number of alternatives to report beside the
     chosen token (0: only the chosen one; None: nothing), from the distribution before temperature
-    and truncation.
+    and truncation; `prompt_logprobs` is the same for the prompt's own tokens. A `max_tokens` of 0
+    runs the prompt and generates nothing.
     """
 
     max_tokens: int
@@ -47,17 +55,28 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0  # no end-of-sequence or stop token before that many
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class Adapter(Protocol):
+    """A LoRA adapter in memory (runtime/models/lora.py); here only who it is matters."""
+
+    @property
+    def digest(self) -> str:
+        """Names its contents: what is computed with another digest is never shared."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One sequence to generate.
+    """One sequence to generate, or, with `pooling`, to embed.
 
     `choice` tells the n choices of one request apart (seeding). Sequences of different `cache_salt`
     never share cached keys and values. `tenant` and `priority` say who waits for whom (waiting.py).
     The server sets these three, never the caller. With a `grammar` the
     output follows it and ends, by an end-of-sequence or stop token, only where it is complete; it
-    goes with neither `ignore_eos` nor `min_tokens`.
+    goes with neither `ignore_eos` nor `min_tokens`. A request to embed generates nothing
+    (`max_tokens` 0): its only delta has the embedding.
     """
 
     id: str
@@ -68,6 +87,8 @@ class GenerationRequest:
     tenant: str = ""
     priority: Priority = Priority.NORMAL
     grammar: Grammar | None = None
+    pooling: PoolingMethod | None = None
+    adapter: Adapter | None = None  # stays in memory as long as the request does
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +116,6 @@ class Delta:
     error: str | None = None  # for the user, with FinishReason.ERROR
     stages_ms: Mapping[str, float] | None = None  # with the first token: queue, prefill
     cached_tokens: int = 0  # with the first token: prompt tokens found in the prefix cache
+    embedding: Embedding | None = field(default=None, compare=False)  # with the last delta
+    # With the first token, where asked for: of the prompt's second token on
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None

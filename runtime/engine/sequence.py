@@ -4,9 +4,12 @@ import secrets
 from collections import Counter
 from enum import StrEnum
 
+import numpy as np
+import numpy.typing as npt
+
 from runtime.engine.draft_policy import Drafted, Record
 from runtime.engine.output import OutputText
-from runtime.engine.request import GenerationRequest
+from runtime.engine.request import GenerationRequest, TokenLogprob
 from runtime.engine.speculation import PromptLookup
 
 
@@ -53,9 +56,11 @@ class Sequence:
         self.blocks: list[int] = []
         self.hashes: list[bytes] = []  # of its full blocks, as far as they are known
         self.drafts: tuple[int, ...] = ()
+        self.prompt_logprobs: list[TokenLogprob] = []  # where asked for, of its second token on
         self.lookup = PromptLookup(self.tokens)
         self.drafted: Drafted | None = None  # None: it holds no blocks, or was never drafted for
         self.draft_record = Record()
+        self.pooled: npt.NDArray[np.float64] | None = None  # see pooling.py
         self.output_counts: Counter[int] = Counter()
         seed = params.seed
         self.seed = secrets.randbits(64) if seed is None else seed
@@ -69,6 +74,17 @@ class Sequence:
     def generated(self) -> int:
         """Output tokens so far."""
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all that lacks is its last token, and from it the next one."""
+        return len(self.tokens) - self.computed == 1 and self.request.pooling is None
+
+    @property
+    def unscored(self) -> bool:
+        """Whether log probabilities of its prompt are asked for and not all there."""
+        asked = self.request.params.prompt_logprobs is not None
+        return asked and len(self.prompt_logprobs) < len(self.request.prompt) - 1
 
     def append(self, token: int) -> None:
         """Add a sampled token."""

@@ -36,9 +36,14 @@ def attention(
     width: int,
     window: int,
     scale: float,
+    cap: float,
     /,
 ) -> None: ...
 def rms_norm(x_ptr: int, weight_ptr: int, y_ptr: int, rows: int, n: int, eps: float, /) -> None: ...
+def add_rms_norm(
+    x_ptr: int, weight_ptr: int, y_ptr: int, rows: int, n: int, eps: float, /
+) -> None: ...
+def soft_cap(x_ptr: int, rows: int, n: int, cap: float, /) -> None: ...
 def rotate(
     qkv_ptr: int,
     table_ptr: int,
@@ -53,7 +58,9 @@ def rotate(
     heads: int,
     kv_heads: int,
     dim: int,
+    rotary: int,
     eps: float,
     /,
 ) -> None: ...
 def silu_mul(gate_up_ptr: int, y_ptr: int, rows: int, n: int, /) -> None: ...
+def gelu_mul(gate_up_ptr: int, y_ptr: int, rows: int, n: int, /) -> None: ...

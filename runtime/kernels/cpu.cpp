@@ -9,445 +9,16 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <immintrin.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <vector>
 
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
 #include "pool.h"
-
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
-#define INLINE __attribute__((always_inline)) inline
-
-namespace {
-
-using bf16 = uint16_t;
-
-// ------------------------------------------------------------------------------------- conversion
-
-AVX512 INLINE __m512 widen(__m256i x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-}
-
-AVX512 INLINE __m512 load_bf16(const bf16* p) {
-  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-
-AVX512 INLINE __m512 load_bf16(__mmask16 lanes, const bf16* p) {
-  return widen(_mm256_maskz_loadu_epi16(lanes, p));
-}
-
-AVX512 INLINE void store_bf16(bf16* p, __m512 x) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                      reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
-}
-
-INLINE float widen1(bf16 x) {
-  uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
-}
-
-INLINE bf16 narrow1(float x) {  // round to nearest even, as the vector instruction does
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16>((bits >> 16) | 0x40);
-  return static_cast<bf16>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
-}
-
-// The sums of 16 vectors, as one vector.
-AVX512 INLINE __m512 sum_each(const __m512* a) {
-  __m512 b[8], c[4];
-  for (int i = 0; i < 8; ++i)
-    b[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]),
-                         _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
-  for (int i = 0; i < 4; ++i) {
-    __m512d lo = _mm512_castps_pd(b[2 * i]), hi = _mm512_castps_pd(b[2 * i + 1]);
-    c[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(lo, hi)),
-                         _mm512_castpd_ps(_mm512_unpackhi_pd(lo, hi)));
-  }
-  __m512 d0 = _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88),
-                            _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
-  __m512 d1 = _mm512_add_ps(_mm512_shuffle_f32x4(c[2], c[3], 0x88),
-                            _mm512_shuffle_f32x4(c[2], c[3], 0xdd));
-  return _mm512_add_ps(_mm512_shuffle_f32x4(d0, d1, 0x88), _mm512_shuffle_f32x4(d0, d1, 0xdd));
-}
-
-// e^x for x <= 0; relative error below 2e-7 (Cephes' polynomial after reduction by ln 2).
-AVX512 INLINE __m512 exp_negative(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-87.3f));
-  __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-  __m512 y = _mm512_set1_ps(1.9875691500e-4f);
-  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
-                  5.0000001201e-1f})
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(c));
-  y = _mm512_fmadd_ps(y, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
-  return _mm512_scalef_ps(y, n);
-}
-
-// ----------------------------------------------------------------------------------------- linear
-//
-// Products are summed in float32 with fused multiply-add, which without AMX is twice as fast as the
-// BF16 dot product (two a cycle against one in two). Lane j of an accumulator sums the inputs
-// k = j, j + 16, ...; then the lanes are summed. All paths below keep to that order.
-
-enum Output { STORE_BF16 = 0, STORE_F32 = 1, ADD_F32 = 2 };
-
-struct Linear {
-  const bf16* x;     // [m, k]
-  const bf16* w;     // [n, k]
-  const bf16* bias;  // [n], or null
-  void* y;           // [m, n]
-  int64_t m, n, k;
-  int output;
-  const float* wide_x;  // x in float32
-};
-
-constexpr int64_t LINEAR_PIECE = 1 << 16;  // multiplications worth handing to a thread
-
-// ROWS weight rows (from w) times COLS inputs (from x), ROWS * COLS = 16: one output a lane,
-// input-major. PREFETCH fetches the rows 16 further on, so that memory works while the arithmetic
-// does; reading past the last row is harmless there.
-template <int ROWS, int COLS, bool PREFETCH>
-AVX512 INLINE __m512 tile(const bf16* w, const float* x, int64_t n) {
-  __m512 acc[16];
-  for (auto& v : acc) v = _mm512_setzero_ps();
-  int64_t k = 0;
-  for (; k + 16 <= n; k += 16) {
-    __m512 xs[COLS];
-    for (int c = 0; c < COLS; ++c) xs[c] = _mm512_loadu_ps(x + c * n + k);
-    for (int r = 0; r < ROWS; ++r) {
-      __m512 ws = load_bf16(w + r * n + k);
-      if (PREFETCH && k % 32 == 0)
-        _mm_prefetch(reinterpret_cast<const char*>(w + (r + 16) * n + k), _MM_HINT_T1);
-      for (int c = 0; c < COLS; ++c)
-        acc[c * ROWS + r] = _mm512_fmadd_ps(ws, xs[c], acc[c * ROWS + r]);
-    }
-  }
-  if (k < n) {
-    const __mmask16 rest = static_cast<__mmask16>((1u << (n - k)) - 1);
-    for (int r = 0; r < ROWS; ++r) {
-      __m512 ws = load_bf16(rest, w + r * n + k);
-      for (int c = 0; c < COLS; ++c)
-        acc[c * ROWS + r] = _mm512_fmadd_ps(ws, _mm512_maskz_loadu_ps(rest, x + c * n + k),
-                                            acc[c * ROWS + r]);
-    }
-  }
-  return sum_each(acc);
-}
-
-// Write some adjacent outputs, from `row` on, of the input whose outputs begin at `base`.
-AVX512 INLINE void put_lanes(const bf16* bias, void* y, int output, int64_t base, int64_t row,
-                             __mmask16 lanes, __m512 values) {
-  if (bias) values = _mm512_add_ps(values, load_bf16(lanes, bias + row));
-  const int64_t at = base + row;
-  if (output == STORE_BF16) {
-    _mm256_mask_storeu_epi16(static_cast<bf16*>(y) + at, lanes,
-                             reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
-  } else {
-    float* to = static_cast<float*>(y) + at;
-    if (output == ADD_F32) values = _mm512_add_ps(values, _mm512_maskz_loadu_ps(lanes, to));
-    _mm512_mask_storeu_ps(to, lanes, values);
-  }
-}
-
-// Write 16 / COLS adjacent outputs of each of COLS inputs.
-template <int COLS>
-AVX512 INLINE void put(const Linear& a, int64_t row, int64_t col, __m512 sums) {
-  constexpr int ROWS = 16 / COLS;
-  constexpr __mmask16 lanes = static_cast<__mmask16>((1u << ROWS) - 1);
-  for (int c = 0; c < COLS; ++c) {
-    if (c > 0) sums = _mm512_maskz_compress_ps(static_cast<__mmask16>(0xffffu << ROWS), sums);
-    put_lanes(a.bias, a.y, a.output, (col + c) * a.n, row, lanes, sums);
-  }
-}
-
-// 16 weight rows, COLS inputs at a time as long as there are that many; returns the next input.
-// With PREFETCH only the first of them.
-template <int COLS, bool PREFETCH>
-AVX512 INLINE int64_t columns(const Linear& a, int64_t row, int64_t col) {
-  constexpr int ROWS = 16 / COLS;
-  for (; col + COLS <= a.m; col += COLS) {
-    for (int64_t r = row; r < row + 16; r += ROWS)
-      put<COLS>(a, r, col, tile<ROWS, COLS, PREFETCH>(a.w + r * a.k, a.wide_x + col * a.k, a.k));
-    if (PREFETCH) return col + COLS;
-  }
-  return col;
-}
-
-AVX512 void linear_block(const Linear& a, int64_t row) {  // 16 weight rows, all inputs
-  int64_t col = a.m >= 4   ? columns<4, true>(a, row, 0)
-                : a.m >= 2 ? columns<2, true>(a, row, 0)
-                           : columns<1, true>(a, row, 0);
-  col = columns<4, false>(a, row, col);
-  col = columns<2, false>(a, row, col);
-  columns<1, false>(a, row, col);
-}
-
-AVX512 void widen_row(const bf16* from, float* to, int64_t count) {
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16) _mm512_storeu_ps(to + i, load_bf16(from + i));
-  for (; i < count; ++i) to[i] = widen1(from[i]);
-}
-
-// One weight row that has no 15 neighbours, all inputs.
-AVX512 void linear_row(const Linear& a, int64_t row) {
-  for (int64_t col = 0; col < a.m; ++col) {
-    const bf16* w = a.w + row * a.k;
-    const float* x = a.wide_x + col * a.k;
-    __m512 acc[16];
-    for (auto& v : acc) v = _mm512_setzero_ps();
-    for (int64_t k = 0; k < a.k; k += 16) {
-      const int64_t rest = std::min<int64_t>(16, a.k - k);
-      const __mmask16 lanes = static_cast<__mmask16>((1u << rest) - 1);
-      acc[0] = _mm512_fmadd_ps(load_bf16(lanes, w + k), _mm512_maskz_loadu_ps(lanes, x + k), acc[0]);
-    }
-    float sum = _mm512_cvtss_f32(sum_each(acc)) + (a.bias ? widen1(a.bias[row]) : 0);
-    const int64_t at = col * a.n + row;
-    if (a.output == STORE_BF16)
-      static_cast<bf16*>(a.y)[at] = narrow1(sum);
-    else
-      static_cast<float*>(a.y)[at] = (a.output == ADD_F32 ? static_cast<float*>(a.y)[at] : 0) + sum;
-  }
-}
-
-void linear(Linear a) {
-  if (a.m == 0) return;  // a chunk that ends inside its prompt asks for no logits
-  static thread_local std::vector<float> wide_x;
-  wide_x.resize(std::max<size_t>(wide_x.size(), a.m * a.k));
-  float* to = wide_x.data();
-  pool().run(a.m, 16, [&](int64_t col) { widen_row(a.x + col * a.k, to + col * a.k, a.k); });
-  a.wide_x = to;
-  const int64_t blocks = a.n / 16;
-  const int64_t grain = std::max<int64_t>(1, LINEAR_PIECE / (16 * a.k * a.m));
-  pool().run(blocks, grain, [&](int64_t block) { linear_block(a, block * 16); });
-  for (int64_t row = blocks * 16; row < a.n; ++row) linear_row(a, row);
-}
-
 #include "quantized.h"
 
-// -------------------------------------------------------------------------------------- attention
-
-struct Attention {
-  const bf16* q;              // [rows, heads, dim]
-  const bf16 *keys, *values;  // [blocks, block_size, kv_heads, dim]
-  const int64_t* tables;      // [sequences, width] block numbers
-  const int64_t* sequence;    // [rows] whose table
-  const int64_t* position;    // [rows] of the token; it sees the keys up to its own
-  bf16* out;                  // [rows, heads, dim]
-  int64_t rows, heads, kv_heads, dim, block_size, width, window;
-  float scale;
-  int64_t group() const { return heads / kv_heads; }
-  int64_t part_size() const { return group() * (dim + 2); }
-  int64_t first(int64_t row) const {
-    return window > 0 ? std::max<int64_t>(0, position[row] + 1 - window) : 0;
-  }
-  int64_t parts(int64_t row) const;
-};
-
-// A context is attended to in parts of this many keys, which are merged: the same parts whoever
-// computes them.
-constexpr int64_t PART_KEYS = 512, MAX_DIM = 256, MANY_PAIRS = 32;
-
-int64_t Attention::parts(int64_t row) const {
-  return (position[row] - first(row)) / PART_KEYS + 1;
-}
-
-// Softmax over a part of the keys for the heads of a group, in a float array.
-struct Part {
-  float *max, *sum, *acc;  // [group], [group], [group, dim]
-  Part(const Attention& a, float* at) : max(at), sum(at + a.group()), acc(at + 2 * a.group()) {}
-};
-
-AVX512 void attend(const Attention& a, int64_t row, int64_t kv_head, int64_t part, Part out) {
-  const int64_t group = a.group(), stride = a.kv_heads * a.dim;
-  const int64_t first = a.first(row) + part * PART_KEYS;
-  const int64_t last = std::min(a.position[row] + 1, first + PART_KEYS);
-  const int64_t* table = a.tables + a.sequence[row] * a.width;
-  const bf16* q = a.q + (row * a.heads + kv_head * group) * a.dim;
-  for (int64_t g = 0; g < group; ++g) {
-    out.max[g] = -INFINITY;
-    out.sum[g] = 0;
-  }
-  std::fill(out.acc, out.acc + group * a.dim, 0.0f);
-  for (int64_t key = first; key < last;) {
-    int64_t offset = key % a.block_size;
-    int64_t count = std::min({a.block_size - offset, last - key, int64_t{16}});
-    int64_t slot = table[key / a.block_size] * a.block_size + offset;
-    const bf16* k = a.keys + slot * stride + kv_head * a.dim;
-    const bf16* v = a.values + slot * stride + kv_head * a.dim;
-    const __mmask16 seen = static_cast<__mmask16>((1u << count) - 1);
-    for (int64_t g = 0; g < group; ++g) {
-      __m512 dots[16];
-      for (int64_t i = 0; i < 16; ++i) {
-        const bf16* key_row = k + std::min(i, count - 1) * stride;
-        __m512 dot = _mm512_setzero_ps();
-        for (int64_t d = 0; d < a.dim; d += 32)
-          dot = _mm512_dpbf16_ps(
-              dot, reinterpret_cast<__m512bh>(_mm512_loadu_si512(key_row + d)),
-              reinterpret_cast<__m512bh>(_mm512_loadu_si512(q + g * a.dim + d)));
-        dots[i] = dot;
-      }
-      __m512 scores = _mm512_mul_ps(sum_each(dots), _mm512_set1_ps(a.scale));
-      float top = std::max(out.max[g], _mm512_mask_reduce_max_ps(seen, scores));
-      float keep = std::exp(out.max[g] - top);
-      __m512 weights = _mm512_maskz_mov_ps(
-          seen, exp_negative(_mm512_sub_ps(scores, _mm512_set1_ps(top))));
-      out.max[g] = top;
-      out.sum[g] = out.sum[g] * keep + _mm512_reduce_add_ps(weights);
-      alignas(64) float weight[16];
-      _mm512_store_ps(weight, weights);
-      for (int64_t d = 0; d < a.dim; d += 32) {
-        float* acc = out.acc + g * a.dim + d;
-        __m512 lo = _mm512_mul_ps(_mm512_loadu_ps(acc), _mm512_set1_ps(keep));
-        __m512 hi = _mm512_mul_ps(_mm512_loadu_ps(acc + 16), _mm512_set1_ps(keep));
-        for (int64_t i = 0; i < count; ++i) {
-          __m512 w = _mm512_set1_ps(weight[i]);
-          lo = _mm512_fmadd_ps(w, load_bf16(v + i * stride + d), lo);
-          hi = _mm512_fmadd_ps(w, load_bf16(v + i * stride + d + 16), hi);
-        }
-        _mm512_storeu_ps(acc, lo);
-        _mm512_storeu_ps(acc + 16, hi);
-      }
-    }
-    key += count;
-  }
-}
-
-AVX512 void merge(const Attention& a, int64_t row, int64_t kv_head, float* parts) {
-  const int64_t count = a.parts(row), size = a.part_size();
-  for (int64_t g = 0; g < a.group(); ++g) {
-    float top = -INFINITY, sum = 0;
-    for (int64_t p = 0; p < count; ++p) top = std::max(top, Part(a, parts + p * size).max[g]);
-    for (int64_t p = 0; p < count; ++p) {
-      Part part(a, parts + p * size);
-      sum += part.sum[g] * std::exp(part.max[g] - top);
-    }
-    bf16* out = a.out + (row * a.heads + kv_head * a.group() + g) * a.dim;
-    for (int64_t d = 0; d < a.dim; d += 16) {
-      __m512 acc = _mm512_setzero_ps();
-      for (int64_t p = 0; p < count; ++p) {
-        Part part(a, parts + p * size);
-        acc = _mm512_fmadd_ps(_mm512_loadu_ps(part.acc + g * a.dim + d),
-                              _mm512_set1_ps(std::exp(part.max[g] - top) / sum), acc);
-      }
-      store_bf16(out + d, acc);
-    }
-  }
-}
-
-// Every row over its sequence's paged context. The parts of few rows are shared out between the
-// threads (flash decoding: Dao et al. 2023); of many rows each thread does whole ones.
-void attention(const Attention& a) {
-  const int64_t size = a.part_size(), pairs = a.rows * a.kv_heads;
-  int64_t most = 0;
-  for (int64_t row = 0; row < a.rows; ++row) most = std::max(most, a.parts(row));
-  if (pairs >= MANY_PAIRS || most == 1) {
-    pool().run(pairs, 1, [&](int64_t pair) {
-      static thread_local std::vector<float> parts;
-      const int64_t row = pair / a.kv_heads, kv_head = pair % a.kv_heads;
-      parts.resize(std::max<size_t>(parts.size(), most * size));
-      for (int64_t part = 0; part < a.parts(row); ++part)
-        attend(a, row, kv_head, part, Part(a, parts.data() + part * size));
-      merge(a, row, kv_head, parts.data());
-    });
-    return;
-  }
-  std::vector<float> parts(pairs * most * size);
-  pool().run(pairs * most, 1, [&](int64_t item) {
-    const int64_t pair = item / most, part = item % most, row = pair / a.kv_heads;
-    if (part < a.parts(row))
-      attend(a, row, pair % a.kv_heads, part, Part(a, parts.data() + item * size));
-  });
-  pool().run(pairs, 1, [&](int64_t pair) {
-    merge(a, pair / a.kv_heads, pair % a.kv_heads, parts.data() + pair * most * size);
-  });
-}
-
-// ------------------------------------------------------------------- norm, rotation, gate, softmax
-
-AVX512 void rms_norm_row(const float* x, const float* weight, bf16* y, int64_t n, float eps) {
-  __m512 squares = _mm512_setzero_ps();
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    __m512 v = _mm512_loadu_ps(x + i);
-    squares = _mm512_fmadd_ps(v, v, squares);
-  }
-  float sum = _mm512_reduce_add_ps(squares);
-  for (; i < n; ++i) sum += x[i] * x[i];
-  float inverse = 1.0f / std::sqrt(sum / static_cast<float>(n) + eps);
-  for (i = 0; i + 16 <= n; i += 16)
-    store_bf16(y + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(inverse)),
-                                    _mm512_loadu_ps(weight + i)));
-  for (; i < n; ++i) y[i] = narrow1(x[i] * inverse * weight[i]);
-}
-
-struct Rotate {
-  const bf16* qkv;           // [tokens, (heads + 2 kv_heads) * dim]
-  const float* table;        // [positions, 2, dim / 2] cosines, sines
-  const int64_t *positions, *slots;  // [tokens]
-  const float *q_norm, *k_norm;      // [dim], or null
-  bf16 *q, *keys, *values;   // q [tokens, heads, dim]; caches [slots, kv_heads, dim]
-  int64_t tokens, heads, kv_heads, dim;
-  float eps;
-};
-
-AVX512 void rotate_head(const Rotate& a, const bf16* in, const float* norm, const float* cos_sin,
-                        bf16* out) {
-  float x[MAX_DIM];
-  const int64_t half = a.dim / 2;
-  for (int64_t d = 0; d < a.dim; ++d) x[d] = widen1(in[d]);
-  if (norm) {
-    float sum = 0;
-    for (int64_t d = 0; d < a.dim; ++d) sum += x[d] * x[d];
-    float inverse = 1.0f / std::sqrt(sum / static_cast<float>(a.dim) + a.eps);
-    for (int64_t d = 0; d < a.dim; ++d) x[d] *= inverse * norm[d];
-  }
-  for (int64_t d = 0; d < half; ++d) {
-    float cos = cos_sin[d], sin = cos_sin[half + d];
-    out[d] = narrow1(x[d] * cos - x[d + half] * sin);
-    out[d + half] = narrow1(x[d + half] * cos + x[d] * sin);
-  }
-}
-
-AVX512 void rotate_token(const Rotate& a, int64_t t) {
-  const bf16* in = a.qkv + t * (a.heads + 2 * a.kv_heads) * a.dim;
-  const float* cos_sin = a.table + a.positions[t] * a.dim;
-  for (int64_t h = 0; h < a.heads; ++h)
-    rotate_head(a, in + h * a.dim, a.q_norm, cos_sin, a.q + (t * a.heads + h) * a.dim);
-  bf16* key = a.keys + a.slots[t] * a.kv_heads * a.dim;
-  for (int64_t h = 0; h < a.kv_heads; ++h)
-    rotate_head(a, in + (a.heads + h) * a.dim, a.k_norm, cos_sin, key + h * a.dim);
-  std::memcpy(a.values + a.slots[t] * a.kv_heads * a.dim,
-              in + (a.heads + a.kv_heads) * a.dim, a.kv_heads * a.dim * sizeof(bf16));
-}
-
-// y = silu(gate) * up, where a row is all of gate, then up.
-AVX512 void silu_mul_row(const bf16* gate_up, bf16* y, int64_t n) {
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    __m512 gate = load_bf16(gate_up + i);
-    __m512 down = exp_negative(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(gate)));
-    // sigmoid(g) = 1 / (1 + e^-|g|) for g >= 0, e^-|g| / (1 + e^-|g|) below
-    __m512 one = _mm512_set1_ps(1.0f);
-    __mmask16 negative = _mm512_cmp_ps_mask(gate, _mm512_setzero_ps(), _CMP_LT_OQ);
-    __m512 sigmoid = _mm512_div_ps(_mm512_mask_mov_ps(one, negative, down),
-                                   _mm512_add_ps(one, down));
-    store_bf16(y + i, _mm512_mul_ps(_mm512_mul_ps(gate, sigmoid), load_bf16(gate_up + n + i)));
-  }
-  for (; i < n; ++i) {
-    float gate = widen1(gate_up[i]);
-    y[i] = narrow1(gate / (1.0f + std::exp(-gate)) * widen1(gate_up[n + i]));
-  }
-}
-
-// ----------------------------------------------------------------------------------------- Python
+namespace {
 
 template <typename T>
 T* pointer(PyObject* value) {
@@ -528,12 +99,13 @@ PyObject* py_quantized_rows(PyObject*, PyObject* const* args, Py_ssize_t count) 
 }
 
 PyObject* py_attention(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 15) return wrong_count();
+  if (count != 16) return wrong_count();
   Attention a{pointer<bf16>(args[0]),    pointer<bf16>(args[1]),    pointer<bf16>(args[2]),
               pointer<int64_t>(args[3]), pointer<int64_t>(args[4]), pointer<int64_t>(args[5]),
               pointer<bf16>(args[6]),    integer(args[7]),          integer(args[8]),
               integer(args[9]),          integer(args[10]),         integer(args[11]),
-              integer(args[12]),         integer(args[13]),         number(args[14])};
+              integer(args[12]),         integer(args[13]),         number(args[14]),
+              number(args[15])};
   if (PyErr_Occurred()) return nullptr;
   Py_BEGIN_ALLOW_THREADS;
   attention(a);
@@ -553,25 +125,49 @@ PyObject* py_rms_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return done();
 }
 
+PyObject* py_add_rms_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 6) return wrong_count();
+  const float* x = pointer<float>(args[0]);
+  const float* weight = pointer<float>(args[1]);
+  float* y = pointer<float>(args[2]);
+  int64_t rows = integer(args[3]), n = integer(args[4]);
+  float eps = number(args[5]);
+  if (PyErr_Occurred()) return nullptr;
+  pool().run(rows, 8,
+             [&](int64_t row) { add_rms_norm_row(x + row * n, weight, y + row * n, n, eps); });
+  return done();
+}
+
+PyObject* py_soft_cap(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4) return wrong_count();
+  float* x = pointer<float>(args[0]);
+  int64_t rows = integer(args[1]), n = integer(args[2]);
+  float cap = number(args[3]);
+  if (PyErr_Occurred()) return nullptr;
+  pool().run(rows, 1, [&](int64_t row) { soft_cap_row(x + row * n, n, cap); });
+  return done();
+}
+
 PyObject* py_rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 14) return wrong_count();
+  if (count != 15) return wrong_count();
   Rotate a{pointer<bf16>(args[0]),    pointer<float>(args[1]), pointer<int64_t>(args[2]),
            pointer<int64_t>(args[3]), pointer<float>(args[4]), pointer<float>(args[5]),
            pointer<bf16>(args[6]),    pointer<bf16>(args[7]),  pointer<bf16>(args[8]),
            integer(args[9]),          integer(args[10]),       integer(args[11]),
-           integer(args[12]),         number(args[13])};
+           integer(args[12]),         integer(args[13]),       number(args[14])};
   if (PyErr_Occurred()) return nullptr;
   pool().run(a.tokens, 4, [&](int64_t token) { rotate_token(a, token); });
   return done();
 }
 
-PyObject* py_silu_mul(PyObject*, PyObject* const* args, Py_ssize_t count) {
+template <Gate GATE>
+PyObject* py_gate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 4) return wrong_count();
   const bf16* gate_up = pointer<bf16>(args[0]);
   bf16* y = pointer<bf16>(args[1]);
   int64_t rows = integer(args[2]), n = integer(args[3]);
   if (PyErr_Occurred()) return nullptr;
-  pool().run(rows, 4, [&](int64_t row) { silu_mul_row(gate_up + row * 2 * n, y + row * n, n); });
+  pool().run(rows, 4, [&](int64_t row) { gate_row<GATE>(gate_up + row * 2 * n, y + row * n, n); });
   return done();
 }
 
@@ -585,7 +181,10 @@ PyMethodDef methods[] = {
     {"attention", reinterpret_cast<PyCFunction>(py_attention), METH_FASTCALL, nullptr},
     {"rms_norm", reinterpret_cast<PyCFunction>(py_rms_norm), METH_FASTCALL, nullptr},
     {"rotate", reinterpret_cast<PyCFunction>(py_rotate), METH_FASTCALL, nullptr},
-    {"silu_mul", reinterpret_cast<PyCFunction>(py_silu_mul), METH_FASTCALL, nullptr},
+    {"add_rms_norm", reinterpret_cast<PyCFunction>(py_add_rms_norm), METH_FASTCALL, nullptr},
+    {"soft_cap", reinterpret_cast<PyCFunction>(py_soft_cap), METH_FASTCALL, nullptr},
+    {"silu_mul", reinterpret_cast<PyCFunction>(py_gate<SILU>), METH_FASTCALL, nullptr},
+    {"gelu_mul", reinterpret_cast<PyCFunction>(py_gate<GELU_TANH>), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

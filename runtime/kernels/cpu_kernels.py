@@ -85,16 +85,27 @@ class CpuKernels:
             shape.heads,
             shape.kv_heads,
             shape.dim,
+            2 * rope.shape[2],
             eps,
         )
         return q
 
-    def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> int:
+    def begin_step(self) -> None:
         _cpu.set_threads(torch.get_num_threads())  # each step uses as many threads as torch would
+
+    def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> int:
+        self.begin_step()
         return window or 0
 
     def attention(
-        self, q: Tensor, layer_kv: tuple[Tensor, Tensor], batch: Batch, plan: int
+        self,
+        q: Tensor,
+        layer_kv: tuple[Tensor, Tensor],
+        batch: Batch,
+        plan: int,
+        *,
+        scale: float | None = None,
+        cap: float | None = None,
     ) -> Tensor:
         keys, values = layer_kv
         _, block_size, kv_heads, dim = keys.shape
@@ -115,7 +126,8 @@ class CpuKernels:
             block_size,
             batch.tables.shape[1],
             plan,
-            dim**-0.5,
+            dim**-0.5 if scale is None else scale,
+            cap or 0.0,
         )
         return out.view(rows, -1)
 
@@ -124,6 +136,19 @@ class CpuKernels:
         y = torch.empty(rows, width // 2, dtype=torch.bfloat16)
         _cpu.silu_mul(gate_up.data_ptr(), y.data_ptr(), rows, width // 2)
         return y
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        rows, width = gate_up.shape
+        y = torch.empty(rows, width // 2, dtype=torch.bfloat16)
+        _cpu.gelu_mul(gate_up.data_ptr(), y.data_ptr(), rows, width // 2)
+        return y
+
+    def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+        rows, width = x.shape
+        _cpu.add_rms_norm(x.data_ptr(), weight.data_ptr(), residual.data_ptr(), rows, width, eps)
+
+    def soft_cap(self, logits: Tensor, cap: float) -> None:
+        _cpu.soft_cap(logits.data_ptr(), logits.shape[0], logits.shape[1], cap)
 
 
 def _rows(weight: Weight) -> int:

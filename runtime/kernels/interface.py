@@ -47,6 +47,10 @@ class Kernels(Protocol):
         """float32 [T, n] → dtype [T, n]; the weight is float32."""
         ...
 
+    def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+        """residual += rms_norm(x); all float32, [T, n] and [n]."""
+        ...
+
     def rotate(
         self,
         qkv: Tensor,
@@ -59,8 +63,12 @@ class Kernels(Protocol):
         eps: float,
     ) -> Tensor:
         """Split qkv [T, (heads + 2·kv_heads)·dim], norm q and k by head where `norms` (float32
-        [dim] each) is given, rotate them by `rope` (float32 [positions, 2, dim / 2]), and write k
-        and v into the cache. Returns q, dtype [T, heads, dim]."""
+        [dim] each) is given, rotate the first n numbers of each by `rope` (float32 [positions, 2,
+        n / 2]), and write k and v into the cache. Returns q, dtype [T, heads, dim]."""
+        ...
+
+    def begin_step(self) -> None:
+        """To call first where a step has no `plan_attention`."""
         ...
 
     def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> Any:
@@ -68,14 +76,30 @@ class Kernels(Protocol):
         ...
 
     def attention(
-        self, q: Tensor, layer_kv: tuple[Tensor, Tensor], batch: Batch, plan: Any
+        self,
+        q: Tensor,
+        layer_kv: tuple[Tensor, Tensor],
+        batch: Batch,
+        plan: Any,
+        *,
+        scale: float | None = None,
+        cap: float | None = None,
     ) -> Tensor:
         """Causal attention of every token over its sequence's cached keys, its own included.
 
+        A score is q · k · scale (by default dim^-1/2), soft-capped to cap · tanh(score / cap).
         q [T, heads, dim] → [T, heads·dim].
         """
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) · up, where a row [2n] is all of gate, then up."""
+        ...
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """gelu(gate) · up, likewise; the GELU in its tanh form."""
+        ...
+
+    def soft_cap(self, logits: Tensor, cap: float) -> None:
+        """logits (float32 [R, n]) = cap · tanh(logits / cap)."""
         ...

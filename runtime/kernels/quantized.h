@@ -15,8 +15,14 @@
 #include <cstring>
 #include <vector>
 
+#include "linear.h"
+#include "pool.h"
+#include "simd.h"
+
 #define AVX512_VNNI \
   __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni")))
+
+namespace {
 
 constexpr int64_t GROUP = 32, TILE_ROWS = 16;
 constexpr int64_t QUANTIZED_PIECE = 1 << 18;  // multiplications worth handing to a thread
@@ -189,3 +195,5 @@ AVX512 void quantized_rows(const uint8_t* w, const int64_t* rows, float* y, int6
     }
   }
 }
+
+}  // namespace

@@ -33,6 +33,9 @@ class TorchKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps).to(self._dtype)
 
+    def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+        residual += F.rms_norm(x, weight.shape, weight, eps)
+
     def rotate(
         self,
         qkv: Tensor,
@@ -56,17 +59,34 @@ class TorchKernels:
             cache.view(-1, *cache.shape[2:]).index_copy_(0, batch.slots, new)
         return _apply_rope(q, cos, sin).to(qkv.dtype)
 
+    def begin_step(self) -> None:
+        pass
+
     def plan_attention(self, batch: Batch, *, block_size: int, window: int | None) -> AttentionPlan:
         return AttentionPlan(batch, block_size=block_size, window=window)
 
     def attention(
-        self, q: Tensor, layer_kv: tuple[Tensor, Tensor], batch: Batch, plan: AttentionPlan
+        self,
+        q: Tensor,
+        layer_kv: tuple[Tensor, Tensor],
+        batch: Batch,
+        plan: AttentionPlan,
+        *,
+        scale: float | None = None,
+        cap: float | None = None,
     ) -> Tensor:
-        return paged_attention(q, layer_kv, batch, plan).flatten(1)
+        return paged_attention(q, layer_kv, batch, plan, scale=scale, cap=cap).flatten(1)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh") * up
+
+    def soft_cap(self, logits: Tensor, cap: float) -> None:
+        logits.div_(cap).tanh_().mul_(cap)
 
 
 def _numbers(weight: Weight) -> Tensor:
@@ -76,6 +96,7 @@ def _numbers(weight: Weight) -> Tensor:
 
 
 def _apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads: x [T, heads, dim]; cos and sin [T, 1, dim / 2]."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    """Rotate the first n of each head: x [T, heads, dim]; cos and sin [T, 1, n / 2]."""
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

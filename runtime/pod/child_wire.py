@@ -1,8 +1,8 @@
 """How the processes inside a pod talk: one JSON object a packet over SOCK_SEQPACKET socket pairs.
 
     supervisor ⇄ fork server   Imported, Fork, Expect
-    supervisor ⇄ child         Forked, StandbyReady, Expect, Take, Serving, Sleep, Slept, Drain,
-                               Failed
+    supervisor ⇄ child         Forked, StandbyReady, Expect, Take, Serving, Measured, Sleep, Slept,
+                               Drain, Failed
 
 A child writes to the supervisor directly from its first moment; the fork server is not between
 them. Descriptors travel beside the packet that names them (SCM_RIGHTS). The end of a child's socket
@@ -67,6 +67,7 @@ class Serving:
     """Replica → supervisor: it answers requests. `stages_ms`: where its start's time went."""
 
     stages_ms: dict[str, float] = field(default_factory=dict)
+    max_context: int | None = None
     sent_s: float
 
 
@@ -83,6 +84,14 @@ class Slept:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Replica → supervisor: its metrics in Prometheus' text format, all of them each time; sent
+    after changes, and a last time before a drained replica ends."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Drain:
     """Supervisor → replica: no new requests; finish within `drain_s`, then end."""
 
@@ -94,6 +103,7 @@ class Failed:
     """Child (or the fork server in its place) → supervisor, before it ends: why, for the user."""
 
     message: str
+    snapshot_lost: bool = False  # the snapshot is not on this node, or damaged
 
 
 Message = (
@@ -104,6 +114,7 @@ Message = (
     | Expect
     | Take
     | Serving
+    | Measured
     | Sleep
     | Slept
     | Drain

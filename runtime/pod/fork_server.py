@@ -37,7 +37,7 @@ def main() -> None:
 
     started_s = time.monotonic()
     gc.disable()
-    settings = Settings(cache=arguments.cache, threads=arguments.threads)
+    settings = Settings(cache=arguments.cache, threads=arguments.threads, verify=arguments.verify)
     program = load_program(arguments.program, settings)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -107,6 +107,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--program", required=True, help="module:class; see runtime/pod/program.py")
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--verify", required=True, help="see snapshot/verification.py")
     return parser.parse_args()
 
 

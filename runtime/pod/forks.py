@@ -31,7 +31,9 @@ _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 class Forks:
     """Where new processes come from."""
 
-    def __init__(self, reaper: Reaper, *, program: str, cache: Path, threads: int) -> None:
+    def __init__(
+        self, reaper: Reaper, *, program: str, cache: Path, threads: int, verify: str = "never"
+    ) -> None:
         self._reaper = reaper
         self._arguments = [
             *("-m", "runtime.pod.fork_server"),
@@ -40,6 +42,7 @@ class Forks:
             *("--program", program),
             *("--cache", str(cache)),
             *("--threads", str(threads)),
+            *("--verify", verify),
         ]
         self._forked = 0
         self._expected: deque[str] = deque(maxlen=_MAX_EXPECTED)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from glowplug.contracts import Assignment
 from glowplug.stages import Stopwatch
+from snapshot.verification import Verification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,13 @@ class Settings:
 
     cache: Path  # the node cache
     threads: int  # for a replica's computations
+    verify: Verification = "never"  # how much of a snapshot is checked before it is served
+
+
+class Ready(Protocol):
+    """Says that requests are answered, of up to `max_context` tokens each."""
+
+    def __call__(self, *, max_context: int | None = None) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +39,10 @@ class Start:
     assignment: Assignment
     listener: socket.socket  # listening already; connections may be waiting
     stopwatch: Stopwatch  # has the stages so far
-    ready: Callable[[], None]  # to call once, when requests are answered
+    ready: Ready  # to call once, when requests are answered
     sleep: asyncio.Event  # set whenever the replica is to sleep, if it is idle; clear it then
     slept: Callable[[bool], None]  # to call, on the loop, when it has fallen asleep or woken up
+    measured: Callable[[str], None]  # takes its metrics as Prometheus' text, after changes
     drain: asyncio.Future[float]  # resolves to drain_s: take no new request, finish, return
 
 

@@ -6,11 +6,13 @@ the engine has its own thread.
 """
 
 import asyncio
+import hashlib
 import logging
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from socket import socket
 from typing import Any
 
@@ -18,23 +20,37 @@ import numpy as np
 import torch
 import uvicorn
 import uvicorn.lifespan.off
-import uvicorn.protocols.http.httptools_impl  # what uvicorn would import when it starts
 from llguidance import LLTokenizer
 from starlette.types import ASGIApp
 from tokenizers import Tokenizer
 
-from glowplug.errors import CorruptSnapshot, GlowplugError
-from runtime.engine.loop import Engine, EngineLimits
+from glowplug.contracts import Assignment
+from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
+from glowplug.http_protocol import JsonErrorProtocol
+from runtime.engine.encoder_loop import EncoderEngine
+from runtime.engine.limits import EngineLimits
+from runtime.engine.loop import Engine
+from runtime.engine.stored_prefixes import FILE as PREFIXES
 from runtime.engine.warmup import warm as warm_engine
-from runtime.models.registry import build_model
+from runtime.models.lora import load_adapter
+from runtime.models.registry import Model, build_encoder
+from runtime.pod.decoder import bind_decoder
+from runtime.pod.measuring import Measuring
 from runtime.pod.program import Settings, Start
+from runtime.server.adapters import AdapterCache
 from runtime.server.admission import Admission
 from runtime.server.app import build_app
 from runtime.server.engine_client import EngineClient
 from runtime.server.grammar_compiler import grammar_tokenizer
+from runtime.server.metrics import ReplicaMetrics
+from snapshot.adapter_store import AdapterStore
+from snapshot.encoder_config import EncoderConfig
 from snapshot.manifest import TOKENIZER, read_manifest
 from snapshot.node_cache import NodeCache
 from snapshot.restore import restore
+from snapshot.verification import verify_files
+
+log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 600  # the activator keeps its connections
 _BACKLOG = 1024
@@ -47,6 +63,8 @@ class ModelProgram:
 
     def __init__(self, settings: Settings) -> None:
         self._cache = NodeCache(settings.cache)
+        self._verify = settings.verify
+        self._in_use = ExitStack()  # as long as the process lives
         self._threads = settings.threads
         # Loading one takes 100 ms and holds the interpreter's lock from beginning to end, so it
         # cannot be done beside anything; children of the fork server inherit these.
@@ -66,6 +84,8 @@ class ModelProgram:
             self._grammar_tokenizers.pop(oldest, None)
         if self._in_fork_server and snapshot not in self._grammar_tokenizers:
             manifest = read_manifest(self._cache.path(snapshot))
+            if isinstance(manifest.config, EncoderConfig):
+                return  # it generates nothing
             prepared = grammar_tokenizer(
                 tokenizer,
                 eos_token_ids=manifest.generation.eos_token_ids,
@@ -91,7 +111,12 @@ class ModelProgram:
         """
         crashed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        client = EngineClient(loop)
+        metrics = ReplicaMetrics(
+            function=start.assignment.function,
+            revision=start.assignment.revision,
+            now=time.perf_counter,
+        )
+        client = EngineClient(loop, observer=metrics)
 
         def on_crash() -> None:
             client.engine_failed("the engine of this replica crashed; try again")
@@ -99,15 +124,26 @@ class ModelProgram:
 
         def accepting() -> None:
             start.stopwatch.lap("server")
-            start.ready()
+            start.ready(max_context=engine.max_context)
 
         def on_sleep(asleep: bool) -> None:
             loop.call_soon_threadsafe(start.slept, asleep)
 
         admission = Admission()
-        engine, app = self._restore(
-            start, client=client, admission=admission, on_crash=on_crash, on_sleep=on_sleep
-        )
+        try:
+            engine, app = self._restore(
+                start,
+                client=client,
+                admission=admission,
+                metrics=metrics,
+                on_crash=on_crash,
+                on_sleep=on_sleep,
+            )
+        except CorruptSnapshot as error:  # no other replica must meet it
+            self._cache.quarantine(start.assignment.snapshot, error.message)
+            raise
+        measuring = Measuring(text=metrics.text, send=start.measured)
+        metrics.on_change = measuring.changed
         server = _Server(app, accepting=accepting)
         serving = loop.create_task(server.serve(sockets=[start.listener]))
         sleeping = loop.create_task(_sleep_when_told(start.sleep, engine))
@@ -119,9 +155,13 @@ class ModelProgram:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if start.drain.done():
             await _drain(admission, engine, drain_s=start.drain.result())
+            measuring.flush()  # before what may take long
+            if isinstance(engine, Engine):
+                await asyncio.to_thread(self._save_prefixes, engine, start.assignment.snapshot)
         sleeping.cancel()
         server.should_exit = True
         await serving
+        measuring.flush()
         if crashed.is_set():
             raise GlowplugError("the engine crashed; the pod's log says why")
 
@@ -131,67 +171,114 @@ class ModelProgram:
         *,
         client: EngineClient,
         admission: Admission,
+        metrics: ReplicaMetrics,
         on_crash: Callable[[], None],
         on_sleep: Callable[[bool], None],
-    ) -> tuple[Engine, ASGIApp]:
+    ) -> tuple[Engine | EncoderEngine, ASGIApp]:
         """Everything from the snapshot to a running engine and its app; blocks for some ms."""
         watch, assignment = start.stopwatch, start.assignment
         torch.set_num_threads(1)  # small work: several threads would only wait for each other
-        restored = restore(self._cache.path(assignment.snapshot))
+        folder = self._in_use.enter_context(self._cache.used(assignment.snapshot))
+        if self._verify != "never":
+            verify_files(folder, read_manifest(folder), self._verify)
+            watch.lap("verify")
+        restored = restore(folder)
         watch.lap("map")
-        model = build_model(
-            restored.manifest.config, restored.tensors, max_context=assignment.max_context
-        )
-        draft = None
-        if restored.draft is not None and restored.manifest.draft is not None:
-            # Beyond its own limit a draft model guesses worse; it must not be refused there.
-            limit = {"max_positions": restored.manifest.config.max_positions}
-            draft = build_model(
-                restored.manifest.draft.config.model_copy(update=limit),
-                restored.draft,
-                max_context=assignment.max_context,
+        config = restored.manifest.config
+        engine: Engine | EncoderEngine
+        adapters: AdapterCache | None = None
+        if isinstance(config, EncoderConfig):
+            encoder = build_encoder(config, restored.tensors)
+            watch.lap("bind")
+            tokenizer = self._tokenizer(assignment.snapshot)
+            watch.lap("tokenizer")
+            engine = EncoderEngine(
+                encoder, max_context=assignment.max_context, emit=client.emit, on_crash=on_crash
             )
-        watch.lap("bind")
-        tokenizer = self._tokenizer(assignment.snapshot)
-        watch.lap("tokenizer")
-        engine = Engine(
-            model,
-            tokenizer,
-            eos_token_ids=restored.manifest.generation.eos_token_ids,
-            limits=EngineLimits(
-                max_seqs=assignment.max_seqs,
-                kv_cache_bytes=assignment.kv_cache_bytes,
-                speculation=assignment.speculation == "auto",
-                max_context=assignment.max_context,
-            ),
-            emit=client.emit,
-            on_crash=on_crash,
-            on_sleep=on_sleep,
-            draft=draft,
-        )
+        else:
+            model, draft = bind_decoder(restored, config, assignment)
+            watch.lap("bind")
+            tokenizer = self._tokenizer(assignment.snapshot)
+            watch.lap("tokenizer")
+            adapters = self._adapters(assignment, model)
+            engine = Engine(
+                model,
+                tokenizer,
+                eos_token_ids=restored.manifest.generation.eos_token_ids,
+                limits=EngineLimits(
+                    max_seqs=assignment.max_seqs,
+                    kv_cache_bytes=assignment.kv_cache_bytes,
+                    speculation=assignment.speculation == "auto",
+                    prefix_snapshot_bytes=assignment.prefix_snapshot_bytes,
+                    max_context=assignment.max_context,
+                ),
+                emit=client.emit,
+                prefixes=self._cache.path(assignment.snapshot) / PREFIXES,
+                on_crash=on_crash,
+                on_sleep=on_sleep,
+                draft=draft,
+            )
         torch.set_num_threads(self._threads)
         engine.start()
         client.connect(engine)
+        if isinstance(engine, Engine):  # an encoder has no cache, no drafts, no steps to count
+            metrics.connect(engine.stats)
         watch.lap("engine")
         app = build_app(
             engine=client,
             tokenizer=tokenizer,
             manifest=restored.manifest,
             model_names=[assignment.function],
+            adapters=adapters,
             revision=assignment.revision,
             admission=admission,
+            metrics=metrics.text,
+            context_note=engine.context_note if isinstance(engine, Engine) else "",
             grammar_tokenizer=self._grammar_tokenizers.get(assignment.snapshot),
+            pooling=assignment.pooling,
         )
         watch.lap("app")
         return engine, app
 
+    def _save_prefixes(self, engine: Engine, snapshot: str) -> None:
+        """Leave the hottest prompt prefixes to the next replica; without them it is slower."""
+        engine.stop()
+        try:
+            with self._cache.workplace(f"prefixes-{snapshot}") as made:
+                if engine.save_prefixes(made):
+                    made.rename(self._cache.path(snapshot) / PREFIXES)
+        except (OSError, NotFound) as error:
+            log.warning("no prompt prefixes are kept: %s", error)
+
+    def _adapters(self, assignment: Assignment, model: Model) -> AdapterCache:
+        store = AdapterStore(self._cache)
+        return AdapterCache(
+            assignment.adapters,
+            size_of=store.size_bytes,
+            load=lambda digest: load_adapter(store.path(digest), model),
+            max_bytes=assignment.adapter_cache_bytes,
+        )
+
     def _tokenizer(self, snapshot: str) -> Tokenizer:
-        """The snapshot's tokenizer, kept as the latest used. Raises CorruptSnapshot."""
+        """The snapshot's tokenizer, kept as the latest used. Raises CorruptSnapshot.
+
+        It is compared with the manifest under every policy: it is small, and outlives its file
+        here.
+        """
         tokenizer = self._tokenizers.pop(snapshot, None)
         if tokenizer is None:
             path = self._cache.path(snapshot) / TOKENIZER
             try:
-                tokenizer = Tokenizer.from_file(str(path))
+                data = path.read_bytes()
+            except OSError as error:
+                raise CorruptSnapshot(f"{path}: cannot be read ({error.strerror})") from None
+            expected = read_manifest(path.parent).files[TOKENIZER].sha256
+            if hashlib.sha256(data).hexdigest() != expected:
+                raise CorruptSnapshot(
+                    f"{path}: its bytes changed since it was sealed; seal its model again"
+                )
+            try:
+                tokenizer = Tokenizer.from_buffer(data)
             except Exception as error:  # what `tokenizers` raises, whatever the fault
                 raise CorruptSnapshot(
                     f"{path}: {error}; remove the snapshot and seal it again"
@@ -200,14 +287,14 @@ class ModelProgram:
         return tokenizer
 
 
-async def _sleep_when_told(told: asyncio.Event, engine: Engine) -> None:
+async def _sleep_when_told(told: asyncio.Event, engine: Engine | EncoderEngine) -> None:
     while True:
         await told.wait()
         told.clear()
         engine.sleep()
 
 
-async def _drain(admission: Admission, engine: Engine, *, drain_s: float) -> None:
+async def _drain(admission: Admission, engine: Engine | EncoderEngine, *, drain_s: float) -> None:
     """Refuse new requests and let those that run finish; over the limit they end with an error."""
     admission.drain()
     with suppress(TimeoutError):
@@ -227,7 +314,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=JsonErrorProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

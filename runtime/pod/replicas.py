@@ -15,7 +15,7 @@ from typing import Any
 
 from glowplug.contracts import Assignment, Replica, ReplicaState, StartKind
 from runtime.pod.child import Child, StartFailed
-from runtime.pod.child_wire import Drain, Failed, Message, Serving, Sleep, Slept, Take
+from runtime.pod.child_wire import Drain, Failed, Measured, Message, Serving, Sleep, Slept, Take
 from runtime.pod.output import log
 from runtime.pod.standbys import Standbys
 
@@ -23,6 +23,7 @@ _BACKLOG = 1024  # connections that wait in the kernel while the replica starts
 _END_LIMIT_S = 5.0  # from a failure told, or the end of its socket, to the end of a process
 _DRAIN_GRACE_S = 4.0  # a replica ends itself soon after its drain limit; now it is told to
 _TERM_GRACE_S = 2.0  # from SIGTERM to SIGKILL
+_LAST_WORDS_S = 1.0  # to read what an ended process has said
 _TRIES = 3  # a standby can die just when it is handed out
 _RELEASED = "released"
 
@@ -51,8 +52,8 @@ class _Live:
 class Replicas:
     """All replicas of the pod.
 
-    `publish` gets a replica's whole state after each change, `proven` each snapshot that could be
-    served.
+    `publish` gets a replica's whole state after each change, `measured` its id and its metrics
+    after those, `proven` each snapshot that could be served.
     """
 
     def __init__(
@@ -61,11 +62,13 @@ class Replicas:
         *,
         host: str,
         publish: Callable[[Replica], None],
+        measured: Callable[[str, str], None],
         proven: Callable[[str], None],
     ) -> None:
         self._standbys = standbys
         self._host = host
         self._publish = publish
+        self._measured = measured
         self._proven = proven
         self._live: dict[str, _Live] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -162,12 +165,15 @@ class Replicas:
         child = await self._hand_over(live)
         started = await self._answer(child, live)
         if not isinstance(started, Serving):
+            if isinstance(started, Failed) and started.snapshot_lost:
+                live.replica = replace(live.replica, snapshot_lost=True)
             return await _failed(child, started)
         now_s = time.monotonic()
         ready = replace(
             live.replica,
             state=ReplicaState.READY,
             ready_s=now_s,
+            max_context=started.max_context,
             stages_ms={
                 **live.replica.stages_ms,
                 **started.stages_ms,
@@ -186,7 +192,7 @@ class Replicas:
         except _Released:
             pass
         self._change(live, replace(live.replica, state=ReplicaState.DRAINING))
-        return await _drain(child, drain_s=live.release.result())
+        return await self._drain(child, live)
 
     async def _hand_over(self, live: _Live) -> Child:
         """Give the assignment and the listening socket to a standby."""
@@ -215,14 +221,41 @@ class Replicas:
 
     async def _answer(self, child: Child, live: _Live) -> Message | None:
         """The child's next message; None at its end. Raises _Released: `release` came first."""
-        answer = asyncio.ensure_future(child.receive())
-        await _first(answer, live.release)
-        if answer.done():
-            return answer.result()
+        while True:
+            answer = asyncio.ensure_future(child.receive())
+            await _first(answer, live.release)
+            if not answer.done():
+                break
+            message = answer.result()
+            if not isinstance(message, Measured):
+                return message
+            self._measured(live.replica.id, message.text)
         answer.cancel()
         if live.replica.state is ReplicaState.STARTING:
             await _kill(child)  # nobody was answered yet: there is nothing to drain
         raise _Released
+
+    async def _drain(self, child: Child, live: _Live) -> str:
+        """Let it finish within its limit; returns how it ended."""
+        drain_s = live.release.result()
+        hearing = asyncio.ensure_future(self._hear(child, live.replica.id))
+        try:
+            child.send(Drain(drain_s=drain_s))
+            await asyncio.wait({child.exited}, timeout=drain_s + _DRAIN_GRACE_S)
+        except OSError:
+            pass  # it is ending already
+        if child.exited.done():
+            await asyncio.wait({hearing}, timeout=_LAST_WORDS_S)
+        hearing.cancel()
+        child.kill(signal.SIGTERM)
+        how = await child.ended(within_s=_TERM_GRACE_S)
+        return _RELEASED if how == "exit code 0" else f"{_RELEASED}; {how}"
+
+    async def _hear(self, child: Child, replica: str) -> None:
+        """Take what a replica still measures, until it ends."""
+        while message := await child.receive():
+            if isinstance(message, Measured):
+                self._measured(replica, message.text)
 
 
 async def _first(*futures: asyncio.Future[Any]) -> None:
@@ -235,17 +268,6 @@ async def _failed(child: Child, message: Message | None) -> str:
         child.kill()
     how = await child.ended(within_s=_END_LIMIT_S)
     return message.message if isinstance(message, Failed) else how
-
-
-async def _drain(child: Child, *, drain_s: float) -> str:
-    try:
-        child.send(Drain(drain_s=drain_s))
-        await asyncio.wait({child.exited}, timeout=drain_s + _DRAIN_GRACE_S)
-    except OSError:
-        pass  # it is ending already
-    child.kill(signal.SIGTERM)
-    how = await child.ended(within_s=_TERM_GRACE_S)
-    return _RELEASED if how == "exit code 0" else f"{_RELEASED}; {how}"
 
 
 async def _kill(child: Child) -> None:

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import uvloop
 
-from glowplug.errors import GlowplugError
+from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
 from glowplug.stages import Stopwatch
 from runtime.pod import child_wire
 from runtime.pod.child_wire import (
@@ -27,6 +27,7 @@ from runtime.pod.child_wire import (
     Expect,
     Failed,
     Forked,
+    Measured,
     Serving,
     Sleep,
     Slept,
@@ -65,7 +66,8 @@ def run(
                 raise ValueError(f"a standby takes no {message}")
         code = 0
     except GlowplugError as error:
-        _report(control, error.message)
+        lost = isinstance(error, NotFound | CorruptSnapshot)
+        _report(control, error.message, snapshot_lost=lost)
     except Exception as error:
         traceback.print_exc()  # for the log
         _report(control, f"internal error: {type(error).__name__}: {error}")
@@ -118,6 +120,14 @@ def _become_replica(
     stopwatch = Stopwatch()
     stopwatch.stages["handover"] = (time.monotonic() - take.sent_s) * 1e3
 
+    def ready(*, max_context: int | None = None) -> None:
+        stages, now_s = stopwatch.stages, time.monotonic()
+        child_wire.send(control, Serving(stages_ms=stages, max_context=max_context, sent_s=now_s))
+
+    def measured(text: str) -> None:
+        with suppress(OSError):  # a supervisor too busy to read gets the next one
+            child_wire.send(control, Measured(text=text))
+
     async def serve() -> None:
         drain: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         sleep = asyncio.Event()
@@ -127,11 +137,10 @@ def _become_replica(
                 assignment=take.assignment,
                 listener=listener,
                 stopwatch=stopwatch,
-                ready=lambda: child_wire.send(
-                    control, Serving(stages_ms=stopwatch.stages, sent_s=time.monotonic())
-                ),
+                ready=ready,
                 sleep=sleep,
                 slept=lambda asleep: child_wire.send(control, Slept(asleep=asleep)),
+                measured=measured,
                 drain=drain,
             )
         )
@@ -163,6 +172,6 @@ def _watch(control: socket.socket, *, sleep: asyncio.Event, drain: asyncio.Futur
     asyncio.get_running_loop().add_reader(control.fileno(), readable)
 
 
-def _report(control: socket.socket, message: str) -> None:
+def _report(control: socket.socket, message: str, *, snapshot_lost: bool = False) -> None:
     with suppress(OSError):
-        child_wire.send(control, Failed(message=message[:4096]))
+        child_wire.send(control, Failed(message=message[:4096], snapshot_lost=snapshot_lost))

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 from glowplug.pod_wire import (
     MAX_LINE_BYTES,
@@ -31,6 +32,7 @@ from glowplug.pod_wire import (
     Prefetch,
     Release,
     ReplicaChanged,
+    ReplicaMeasured,
     Sleep,
     StandbysChanged,
     decode,
@@ -43,6 +45,7 @@ from runtime.pod.process import Reaper, adopt_orphans, die_with_parent, name_pro
 from runtime.pod.replicas import Replicas
 from runtime.pod.standbys import Standbys
 from snapshot.node_cache import NodeCache
+from snapshot.verification import Verification
 
 _MAX_UNREAD_BYTES = 16 * 2**20  # events that the fleet has not taken
 _KILL_LIMIT_S = 5.0
@@ -76,7 +79,11 @@ async def _run(arguments: argparse.Namespace) -> None:
 
     read_ahead = ReadAhead(NodeCache(arguments.cache))
     forks = Forks(
-        reaper, program=arguments.program, cache=arguments.cache, threads=arguments.threads
+        reaper,
+        program=arguments.program,
+        cache=arguments.cache,
+        threads=arguments.threads,
+        verify=arguments.verify,
     )
     standbys = Standbys(
         forks.fork,
@@ -88,6 +95,7 @@ async def _run(arguments: argparse.Namespace) -> None:
         standbys,
         host=arguments.host,
         publish=lambda replica: send(ReplicaChanged(replica=replica)),
+        measured=lambda replica, text: send(ReplicaMeasured(replica=replica, text=text)),
         proven=forks.expect,  # what was served once is likely to be again
     )
 
@@ -178,6 +186,12 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--log-dir", type=Path, help="folder for pod.log; default: stderr")
     parser.add_argument(
         "--threads", type=_positive, default=_cores(), help="compute threads of one replica"
+    )
+    parser.add_argument(
+        "--verify",
+        choices=get_args(Verification),
+        default="never",
+        help="how much of a snapshot is checked before it is served",
     )
     parser.add_argument(
         "--drain-s", type=float, default=10.0, help="time for replicas to finish at SIGTERM"

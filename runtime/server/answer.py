@@ -33,6 +33,7 @@ class Piece(NamedTuple):
     text: str
     logprobs: Sequence[TokenLogprob]
     offset: int  # characters of the choice's text before this piece
+    prompt: Sequence[TokenLogprob] | None = None  # of the prompt's own tokens; first piece only
 
 
 class Usage(NamedTuple):
@@ -98,6 +99,7 @@ class Job:
     shape: AnswerShape
     stream: bool
     stages_ms: Mapping[str, float]  # of the preparation
+    adapter: str | None = None  # the name of the one to answer with
 
 
 class Choice:
@@ -120,12 +122,13 @@ class Choice:
             self._held.extend(delta.logprobs)
         if delta.finish is not None:
             self.finish_reason = delta.finish.value
-        if not delta.text and not (self._held and delta.finish):
+        complete = delta.text or (self._held and delta.finish)
+        if not complete and delta.prompt_logprobs is None:
             return None
         logprobs: Sequence[TokenLogprob] = ()
-        if self._held:
+        if self._held and complete:
             logprobs, self._held = self._held, []
-        piece = Piece(delta.text, logprobs, self._shown_chars)
+        piece = Piece(delta.text, logprobs, self._shown_chars, delta.prompt_logprobs)
         self._shown_chars += len(delta.text)
         return piece
 

@@ -1,20 +1,21 @@
 """The shape of /v1/chat/completions answers."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from runtime.engine.request import TokenLogprob
 from runtime.server.answer import FinishedChoice, Piece, Usage, json_logprob
 from runtime.server.events import HOLE, TextEvent, event
+from runtime.server.reasoning_answer import ChoiceReader
 from runtime.server.token_text import TokenText
-from runtime.server.tool_answer import ToolAnswers, ToolChoice
 
 
 class ChatAnswer:
     """Writes one chat completion. `envelope` has its id, created, model and system_fingerprint.
 
-    With `tools` the text is read for calls; without, all of it is content.
+    A `reader` takes a choice's text apart, into reasoning and tool calls; without, all of it is
+    content.
     """
 
     def __init__(
@@ -24,24 +25,24 @@ class ChatAnswer:
         token_text: TokenText,
         with_logprobs: bool,
         include_usage: bool,
-        tools: ToolAnswers | None = None,
+        reader: Callable[[], ChoiceReader] | None = None,
     ) -> None:
         self._envelope = envelope
         self._token_text = token_text
         self._with_logprobs = with_logprobs
         self._include_usage = include_usage
-        self._tools = tools
-        self._choices: dict[int, ToolChoice] = {}  # of a stream with tools
+        self._reader = reader
+        self._choices: dict[int, ChoiceReader] = {}  # of a stream
         self._text_event = TextEvent(self._chunk(HOLE, {"content": HOLE}, logprobs=HOLE))
 
     def opening(self, index: int) -> bytes:
         """The role."""
-        if self._tools is not None:
-            self._choices[index] = self._tools.choice()
+        if self._reader is not None:
+            self._choices[index] = self._reader()
         return event(self._chunk(index, {"role": "assistant", "content": ""}))
 
     def piece(self, index: int, piece: Piece) -> bytes:
-        """Some content, or part of a tool call; nothing while that is not decided."""
+        """Some content, reasoning or part of a tool call; nothing while that is not decided."""
         if choice := self._choices.get(index):
             return self._deltas(index, choice.feed(piece.text), [piece])
         if not self._with_logprobs:
@@ -79,10 +80,10 @@ class ChatAnswer:
 
     def _message(self, choice: FinishedChoice) -> dict[str, Any]:
         reason = choice.finish_reason
-        if self._tools is None:
+        if self._reader is None:
             message = {"role": "assistant", "content": choice.text, "refusal": None}
         else:
-            reader = self._tools.choice()
+            reader = self._reader()
             message = reader.message(choice.text)
             reason = reader.finish_reason(reason)
         return {"message": message, "finish_reason": reason}

@@ -6,6 +6,7 @@ from typing import Any
 
 from runtime.engine.request import TokenLogprob
 from runtime.server.answer import FinishedChoice, Piece, Usage, json_logprob
+from runtime.server.echo import Echo
 from runtime.server.events import HOLE, TextEvent, event
 from runtime.server.token_text import TokenText
 
@@ -13,7 +14,7 @@ from runtime.server.token_text import TokenText
 class CompletionAnswer:
     """Writes one text completion. `envelope` has its id, created, model and system_fingerprint.
 
-    `echo` has the text to put before each choice; None puts nothing.
+    `echo` has the prompt to put before each choice; None puts nothing.
     """
 
     def __init__(
@@ -21,7 +22,7 @@ class CompletionAnswer:
         envelope: dict[str, Any],
         *,
         token_text: TokenText,
-        echo: Sequence[str] | None,
+        echo: Sequence[Echo] | None,
         alternatives: int | None,
         include_usage: bool,
     ) -> None:
@@ -33,14 +34,23 @@ class CompletionAnswer:
         self._text_event = TextEvent(self._chunk(HOLE, HOLE, logprobs=HOLE))
 
     def opening(self, index: int) -> bytes:
-        """The echoed prompt."""
-        return b"" if self._echo is None else self._text_event.fill(index, self._echo[index])
+        """The echoed prompt; where log probabilities come with it, the first piece brings them."""
+        if self._echo is None or self._alternatives is not None:
+            return b""
+        return self._text_event.fill(index, self._echo[index].text)
 
     def piece(self, index: int, piece: Piece) -> bytes:
         """Some text."""
         if self._alternatives is None:
             return self._text_event.fill(index, piece.text)
-        return self._text_event.fill(index, piece.text, json.dumps(self._logprobs([piece])))
+        echoed = b""
+        if self._echo is not None and piece.prompt is not None:
+            logprobs = json.dumps(self._prompt_logprobs(self._echo[index], piece.prompt))
+            echoed = self._text_event.fill(index, self._echo[index].text, logprobs)
+            if not piece.text and not piece.logprobs:
+                return echoed
+        logprobs = json.dumps(self._logprobs([piece], after=self._echoed_chars(index)))
+        return echoed + self._text_event.fill(index, piece.text, logprobs)
 
     def ending(self, index: int, finish_reason: str) -> bytes:
         """The finish reason."""
@@ -59,10 +69,8 @@ class CompletionAnswer:
             "choices": [
                 {
                     "index": index,
-                    "text": ("" if self._echo is None else self._echo[index]) + choice.text,
-                    "logprobs": (
-                        None if self._alternatives is None else self._logprobs(choice.pieces)
-                    ),
+                    "text": ("" if self._echo is None else self._echo[index].text) + choice.text,
+                    "logprobs": self._all_logprobs(index, choice),
                     "finish_reason": choice.finish_reason,
                 }
                 for index, choice in enumerate(choices)
@@ -87,7 +95,30 @@ class CompletionAnswer:
         chunk = {**self._head, "choices": [choice]}
         return {**chunk, "usage": None} if self._include_usage else chunk
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _echoed_chars(self, index: int) -> int:
+        return 0 if self._echo is None else len(self._echo[index].text)
+
+    def _all_logprobs(self, index: int, choice: FinishedChoice) -> dict[str, Any] | None:
+        if self._alternatives is None:
+            return None
+        generated = self._logprobs(choice.pieces, after=self._echoed_chars(index))
+        prompt = next((piece.prompt for piece in choice.pieces if piece.prompt is not None), None)
+        if self._echo is None or prompt is None:
+            return generated
+        before = self._prompt_logprobs(self._echo[index], prompt)
+        return {key: values and values + generated[key] for key, values in before.items()}
+
+    def _prompt_logprobs(self, echo: Echo, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Nothing comes before the first token, so it has none."""
+        return {
+            "tokens": [self._token_text.text_of(token) for token in echo.tokens],
+            "token_logprobs": [None, *(json_logprob(one.logprob) for one in scored)],
+            "top_logprobs": [None, *map(self._top, scored)] if self._alternatives else None,
+            "text_offset": echo.offsets(self._token_text),
+        }
+
+    def _logprobs(self, pieces: Sequence[Piece], *, after: int = 0) -> dict[str, Any]:
+        """Of generated text that begins `after` as many characters."""
         tokens: list[str] = []
         offsets: list[int] = []
         chosen = [logprob for piece in pieces for logprob in piece.logprobs]
@@ -97,7 +128,7 @@ class CompletionAnswer:
                 text = self._token_text.text_of(logprob.token)
                 tokens.append(text)
                 # Never past the piece: a part of a character counts as one, a stop as nothing.
-                offsets.append(min(offset, piece.offset + len(piece.text)))
+                offsets.append(after + min(offset, piece.offset + len(piece.text)))
                 offset += len(text)
         return {
             "tokens": tokens,

@@ -7,9 +7,10 @@ served, and a consumer that lags gets all that has come meanwhile at once.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from glowplug.errors import GlowplugError, ReplicaLost, Unavailable
 from runtime.engine.request import Delta, FinishReason, GenerationRequest
@@ -21,14 +22,33 @@ Arrivals = list[tuple[int, Delta]]
 """(position of the sequence in its request, delta), oldest first."""
 
 
+class Observer(Protocol):
+    """Sees what becomes of every sequence, on the event loop; the replica's metrics are one."""
+
+    def submitted(self, request: GenerationRequest) -> None:
+        """The engine gets this sequence."""
+        ...
+
+    def step(self, batch: Sequence[tuple[str, Delta]], *, at_s: float) -> None:
+        """One engine step's output, made at `at_s` (time.perf_counter())."""
+        ...
+
+    def dropped(self, request_id: str) -> None:
+        """Nobody waits for this sequence any more."""
+        ...
+
+
 class EngineClient:
     """Routes the engine's output to the requests that wait for it.
 
     Made before the engine, whose callback `emit` is; then `connect`ed to it.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, observer: Observer | None = None
+    ) -> None:
         self._loop = loop
+        self._observer = observer
         self._engine: EnginePort | None = None
         self._failure: str | None = None
         self._routes: dict[str, tuple[Generation, int]] = {}
@@ -67,6 +87,8 @@ class EngineClient:
                 self._routes[request.id] = (generation, position)
                 generation.unfinished.add(request.id)
                 self.engine.submit(request)
+                if self._observer is not None:
+                    self._observer.submitted(request)
         except BaseException:
             self.close(generation)
             raise
@@ -76,25 +98,29 @@ class EngineClient:
         """Abort what has not finished; its later output is dropped. Idempotent."""
         for request_id in generation.unfinished:
             self._routes.pop(request_id, None)
+            if self._observer is not None:
+                self._observer.dropped(request_id)
             if self._failure is None and self._engine is not None:
                 self._engine.abort(request_id)
         generation.unfinished.clear()
 
     def emit(self, batch: list[tuple[str, Delta]]) -> None:
         """Take the output of one engine step. Any thread; never blocks."""
-        self._call_on_loop(self._deliver, batch)
+        self._call_on_loop(self._deliver, batch, time.perf_counter())
 
     def engine_failed(self, message: str) -> None:
         """The engine is dead: fail every request, now and later. Any thread; never blocks."""
         self._call_on_loop(self._fail_all, message)
 
-    def _call_on_loop(self, callback: Callable[[Any], None], argument: object) -> None:
+    def _call_on_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
         try:
-            self._loop.call_soon_threadsafe(callback, argument)
+            self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:  # the loop is closed: the process is ending, nobody waits
             _log.debug("the engine's output came after the event loop closed")
 
-    def _deliver(self, batch: list[tuple[str, Delta]]) -> None:
+    def _deliver(self, batch: list[tuple[str, Delta]], at_s: float) -> None:
+        if self._observer is not None:
+            self._observer.step(batch, at_s=at_s)
         routes = self._routes
         for request_id, delta in batch:
             route = routes.get(request_id)

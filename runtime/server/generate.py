@@ -1,17 +1,20 @@
 """The one way a generation takes, for chat and plain completions: the two differ in `prepare`.
 
-    prepare a Job → generate → stream the answer or send it whole
+    prepare a Job → lease its adapter → generate → stream the answer or send it whole
 
 When it is cancelled, because the client went away, the engine drops the sequences.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from glowplug.contracts import PRIORITY_HEADER, TENANT_HEADER, Priority
+from glowplug.stages import Stopwatch
+from runtime.server.adapters import AdapterCache
 from runtime.server.answer import Job, stream_answer, whole_answer
 from runtime.server.engine_client import EngineClient
 
@@ -24,6 +27,7 @@ async def generate(
     *,
     engine: EngineClient,
     prepare: Callable[[bytes], Awaitable[Job]],
+    adapters: AdapterCache | None = None,
 ) -> None:
     """Answer one request. Raises GlowplugErrors only before the response has started."""
     job = await prepare(body)
@@ -33,8 +37,15 @@ async def generate(
         for request in job.requests
     ]
     answer = stream_answer if job.stream else whole_answer
-    with engine.generate(requests) as generation:
-        await answer(job, generation, send)
+    async with AsyncExitStack() as leases:
+        if job.adapter is not None and adapters is not None:
+            stopwatch = Stopwatch()
+            adapter = await leases.enter_async_context(adapters.lease(job.adapter))
+            stopwatch.lap("adapter")
+            requests = [replace(request, adapter=adapter) for request in requests]
+            job = replace(job, stages_ms={**job.stages_ms, **stopwatch.stages})
+        with engine.generate(requests) as generation:
+            await answer(job, generation, send)
 
 
 def _caller(headers: Headers) -> tuple[str, Priority]:

@@ -6,7 +6,7 @@ loop.
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from runtime.server.answer import Job
 from runtime.server.chat_answer import ChatAnswer
 from runtime.server.completion_answer import CompletionAnswer
 from runtime.server.constraint import Constraint
+from runtime.server.echo import Echo
 from runtime.server.errors import invalid_request
 from runtime.server.grammar_compiler import GrammarCompiler
 from runtime.server.prompt_encoder import PromptEncoder
@@ -31,12 +32,16 @@ from runtime.server.protocol import (
     Strict,
     TokenIds,
 )
+from runtime.server.reasoning import OPEN, Reasoning
+from runtime.server.reasoning_answer import ChoiceReader, reasoning_reader
+from runtime.server.reasoning_grammar import after_reasoning
 from runtime.server.sampling import output_budget, sampling_params
 from runtime.server.token_text import TokenText
 from runtime.server.tool_answer import ToolAnswers
 from runtime.server.tool_format import Function, ToolFormat, calls_grammar
 from snapshot.manifest import GenerationDefaults
 
+_MARK_TOKENS = 16  # at most, of the mark that begins the reasoning and blanks after it
 MAX_SEQUENCES = 128  # prompts x choices of one request
 
 _Request = TypeVar("_Request", bound=Strict)
@@ -51,20 +56,44 @@ class ServedModel:
     encoder: PromptEncoder
     grammars: GrammarCompiler
     tool_format: ToolFormat | None  # None: the chat template knows none
+    reasoning: Reasoning | None  # None: the model does not reason
     token_text: TokenText
     defaults: GenerationDefaults
     max_context: int
+    context_note: str  # why it is not the model's own, and what to do; may be empty
     vocab_size: int
     created: int  # Unix time
+    adapters: Sequence[str] = ()  # requests name one as `model:adapter`
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """What /v1/models lists: every name, then the first name with each adapter."""
+        return (*self.names, *(f"{self.names[0]}:{adapter}" for adapter in self.adapters))
 
     def check_name(self, name: str) -> None:
-        """Raises NotFound for any other model."""
-        if name not in self.names:
-            raise NotFound(
-                f"the model {name[:200]!r} does not exist; this is {self.names[0]!r}",
+        """Raises NotFound for any other model, and InvalidRequest for it with an adapter."""
+        if adapter := self.adapter_of(name):
+            raise InvalidRequest(
+                f"model: adapters ({adapter}) are not used here; ask for {self.names[0]!r}",
                 param="model",
-                code="model_not_found",
             )
+
+    def adapter_of(self, name: str) -> str | None:
+        """The adapter that a request's `model` names. Raises NotFound."""
+        if name in self.names:
+            return None
+        base, _, adapter = name.partition(":")
+        if base not in self.names or adapter not in self.adapters:
+            raise self._unknown(name)
+        return adapter
+
+    def _unknown(self, name: str) -> NotFound:
+        adapters = f", with the adapters {', '.join(self.adapters)}" if self.adapters else ""
+        return NotFound(
+            f"the model {name[:200]!r} does not exist; this is {self.names[0]!r}{adapters}",
+            param="model",
+            code="model_not_found",
+        )
 
 
 Prepare = Callable[[ServedModel, bytes], Awaitable[Job]]
@@ -75,15 +104,19 @@ async def prepare_chat(model: ServedModel, body: bytes) -> Job:
     """The job of a POST /v1/chat/completions. Raises InvalidRequest, NotFound."""
     stopwatch = Stopwatch()
     request = parse(ChatCompletionRequest, body)
-    model.check_name(request.model)
+    adapter = model.adapter_of(request.model)
     answers = _tool_answers(model, request)
     prompt = await model.encoder.chat(
         request.messages,
-        variables=request.chat_template_kwargs,
+        variables=_variables(model, request),
         tools=[tool.model_dump(exclude_unset=True) for tool in request.usable_tools] or None,
         add_generation_prompt=request.add_generation_prompt is not False,
     )
-    grammar = await _grammar(model, request)
+    opened = _opens_reasoning(model, prompt)
+    grammar = await _grammar(model, request, opened=opened)
+    reader: Callable[[], ChoiceReader] | None = answers.choice if answers else None
+    if model.reasoning is not None:
+        reader = reasoning_reader(opened, reader)
     envelope = _envelope(model, request, prefix="chatcmpl-")
     requests = _sequences(model, request, [prompt], request_id=envelope["id"], grammar=grammar)
     stopwatch.lap("tokenize")
@@ -94,11 +127,12 @@ async def prepare_chat(model: ServedModel, body: bytes) -> Job:
             envelope,
             token_text=model.token_text,
             with_logprobs=request.alternatives is not None,
-            tools=answers,
+            reader=reader,
             include_usage=request.include_usage,
         ),
         stream=bool(request.stream),
         stages_ms=stopwatch.stages,
+        adapter=adapter,
     )
 
 
@@ -106,7 +140,7 @@ async def prepare_completion(model: ServedModel, body: bytes) -> Job:
     """The job of a POST /v1/completions. Raises InvalidRequest, NotFound."""
     stopwatch = Stopwatch()
     request = parse(CompletionRequest, body)
-    model.check_name(request.model)
+    adapter = model.adapter_of(request.model)
     if len(request.prompt) * request.choices > MAX_SEQUENCES:
         raise InvalidRequest(
             f"prompt: {len(request.prompt)} prompts with n={request.choices} are over "
@@ -120,8 +154,11 @@ async def prepare_completion(model: ServedModel, body: bytes) -> Job:
     stopwatch.lap("tokenize")
     echo = None
     if request.echo:
-        texts = [model.encoder.text_of(prompt) for prompt in request.prompt]
-        echo = [text for text in texts for _ in range(request.choices)]
+        echo = [
+            Echo(model.encoder.text_of(prompt), tokens)
+            for prompt, tokens in zip(request.prompt, prompts, strict=True)
+            for _ in range(request.choices)
+        ]
     return Job(
         requests=requests,
         prompt_tokens=sum(map(len, prompts)),
@@ -134,6 +171,7 @@ async def prepare_completion(model: ServedModel, body: bytes) -> Job:
         ),
         stream=bool(request.stream),
         stages_ms=stopwatch.stages,
+        adapter=adapter,
     )
 
 
@@ -177,9 +215,45 @@ def _tool_constraints(model: ServedModel, request: GenerationFields) -> list[Con
     return [grammar]
 
 
-async def _grammar(model: ServedModel, request: GenerationFields) -> Grammar | None:
+async def _grammar(
+    model: ServedModel, request: GenerationFields, *, opened: bool | None = None
+) -> Grammar | None:
+    """The grammar that the request asks for. In a chat (`opened` says whether the prompt opens the
+    reasoning) a model that reasons does so first."""
     constraints = request.constraints or _tool_constraints(model, request)
-    return await model.grammars.compile(constraints[0]) if constraints else None
+    if not constraints:
+        return None
+    grammar = await model.grammars.compile(constraints[0])
+    if model.reasoning is None or opened is None:
+        return grammar
+    after = after_reasoning(grammar, model.reasoning, opened=opened, vocab_size=model.vocab_size)
+    if after is None:
+        param = constraints[0].param
+        raise InvalidRequest(
+            f"{param}: this model reasons first, and where that ends cannot be told from its "
+            "tokens; leave it out",
+            param=param,
+        )
+    return after
+
+
+def _variables(model: ServedModel, request: ChatCompletionRequest) -> Mapping[str, Any]:
+    """The template's variables; a reasoning_effort of "none" is Qwen's `enable_thinking` false."""
+    variables = request.chat_template_kwargs
+    if request.reasoning_effort is None or model.reasoning is None:
+        return variables
+    if not model.reasoning.switchable:
+        raise InvalidRequest(
+            "reasoning_effort: this model always reasons; leave it out", param="reasoning_effort"
+        )
+    return {"enable_thinking": False, **variables}
+
+
+def _opens_reasoning(model: ServedModel, prompt: TokenIds) -> bool:
+    """Whether the prompt's last words are the mark that begins the reasoning."""
+    if model.reasoning is None:
+        return False
+    return model.encoder.text_of_tokens(prompt[-_MARK_TOKENS:]).rstrip().endswith(OPEN)
 
 
 def _envelope(model: ServedModel, request: GenerationFields, *, prefix: str) -> dict[str, Any]:
@@ -205,7 +279,10 @@ def _sequences(
         params = sampling_params(
             request,
             max_tokens=output_budget(
-                request, prompt_tokens=len(prompt), max_context=model.max_context
+                request,
+                prompt_tokens=len(prompt),
+                max_context=model.max_context,
+                context_note=model.context_note,
             ),
             defaults=model.defaults,
             vocab_size=model.vocab_size,

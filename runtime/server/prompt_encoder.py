@@ -30,13 +30,20 @@ class PromptEncoder:
     """Renders and tokenises prompts for one model. Used on the event loop."""
 
     def __init__(
-        self, *, tokenizer: Tokenizer, manifest: Manifest, max_context: int, vocab_size: int
+        self,
+        *,
+        tokenizer: Tokenizer,
+        manifest: Manifest,
+        max_context: int,
+        vocab_size: int,
+        context_note: str = "",
     ) -> None:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(manifest.chat)
-        self._bos = manifest.bos_token_id if manifest.add_bos else None
+        self._before, self._after = manifest.special_tokens
         self._vocab_size = vocab_size
         self._max_context = max_context
+        self._context_note = context_note
         self._max_chars = max(_MAX_CHARS_PER_TOKEN * max_context, _MIN_CHARS_LIMIT)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
 
@@ -96,6 +103,30 @@ class PromptEncoder:
 
         return await self._run(encode, inline=sum(map(len, texts)) <= _INLINE_CHARS)
 
+    async def texts_to_embed(
+        self, inputs: Sequence[str | TokenIds], *, before: TokenIds, after: TokenIds
+    ) -> list[TokenIds]:
+        """Token ids of texts between the tokens that embeddings have around a text; ids are
+        checked and taken as they are.
+
+        Raises: as `plain`.
+        """
+        texts = [text for text in inputs if isinstance(text, str)]
+        if any(len(text) > self._max_chars for text in texts):
+            raise self._too_long("input")
+
+        def encode_one(text: str | TokenIds) -> TokenIds:
+            if isinstance(text, str):
+                plain = self._tokenizer.encode(text, add_special_tokens=False).ids
+                text = (*before, *plain, *after)
+            self._check(text, param="input")
+            return text
+
+        def encode() -> list[TokenIds]:
+            return [encode_one(text) for text in inputs]
+
+        return await self._run(encode, inline=sum(map(len, inputs)) <= _INLINE_CHARS)
+
     def text_of(self, prompt: str | TokenIds) -> str:
         """The prompt as text, for `echo`."""
         if isinstance(prompt, str):
@@ -121,10 +152,11 @@ class PromptEncoder:
             self._check(prompt, param="prompt")
             return prompt
         ids = self._encode(prompt, param="prompt", add_special_tokens=add_special_tokens)
-        # A tokenizer whose own post-processor puts a BOS has put it already.
-        if not add_special_tokens or self._bos is None or ids[0] == self._bos:
+        if not add_special_tokens:
             return ids
-        return (self._bos, *ids)
+        # A tokenizer whose own post-processor puts a BOS has put it already.
+        there = ids[: len(self._before)] == self._before
+        return (*(() if there else self._before), *ids, *self._after)
 
     def _encode(self, text: str, *, param: str, add_special_tokens: bool) -> TokenIds:
         ids = tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -144,7 +176,7 @@ class PromptEncoder:
         return ContextLengthExceeded(
             f"This model's maximum context length is {self._max_context} tokens. However, your "
             f"{param} came to over {self._max_chars} characters, which cannot fit. Please reduce "
-            f"the length of the {param}.",
+            f"the length of the {param}.{self._context_note}",
             param=param,
             code="context_length_exceeded",
         )

@@ -269,6 +269,11 @@ class ChatCompletionRequest(GenerationFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def prompt_alternatives(self) -> int | None:
+        """Nobody asks for those of a chat's prompt."""
+        return None
+
+    @property
     def usable_tools(self) -> list[Tool]:
         """The tools that the model is told of: none with a `tool_choice` of none."""
         return [] if self.tool_choice == "none" else self.tools or []
@@ -316,6 +321,7 @@ class CompletionRequest(GenerationFields):
     """The body of POST /v1/completions."""
 
     prompt: Annotated[tuple[str | TokenIds, ...], PlainValidator(one_or_many_prompts)]
+    max_tokens: int | None = Field(None, ge=0, le=2**31, description="0 goes with echo")
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
@@ -328,6 +334,11 @@ class CompletionRequest(GenerationFields):
         return self.logprobs
 
     @property
+    def prompt_alternatives(self) -> int | None:
+        """The same for the prompt's own tokens."""
+        return self.logprobs if self.echo else None
+
+    @property
     def output_tokens(self) -> int | None:
         """The asked-for limit."""
         return self.max_tokens
@@ -336,8 +347,8 @@ class CompletionRequest(GenerationFields):
     def _fields_agree(self) -> Self:
         if self.best_of is not None and self.best_of != self.choices:
             raise contradiction("best_of", "not supported by this server; use n")
-        if self.echo and self.logprobs is not None:
-            raise contradiction("echo", "not supported together with logprobs")
+        if self.max_tokens == 0 and not self.echo:
+            raise contradiction("max_tokens", "0 is only allowed when echo is true")
         return self
 
 

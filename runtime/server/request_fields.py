@@ -4,6 +4,7 @@ They raise ValueError with the rest of a sentence that begins with the field's n
 """
 
 import json
+import math
 from typing import Any
 
 from pydantic import AfterValidator
@@ -13,6 +14,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_PROMPTS = 64
 MAX_TEMPLATE_VARIABLES = 32
+MAX_VARIABLE_CHARS = 4096
 CONTRADICTION = "contradiction"
 _PROMPT_FORMS = "must be a string, a list of strings, token ids or a list of token id lists"
 
@@ -68,7 +70,9 @@ def one_or_many_stops(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def one_or_many_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+def one_or_many_prompts(
+    value: Any, *, most: int = MAX_PROMPTS, noun: str = "prompts"
+) -> tuple[str | tuple[int, ...], ...]:
     """Prompts in any of OpenAI's forms: text, texts, token ids, lists of token ids."""
     prompts = [value] if isinstance(value, str) else value
     if not isinstance(prompts, list):
@@ -76,8 +80,8 @@ def one_or_many_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
     kinds = set(map(type, prompts))
     if kinds == {int}:  # bool is an int by subclass, but not by type
         return (tuple(prompts),)
-    if len(prompts) > MAX_PROMPTS:
-        raise ValueError(f"must have at most {MAX_PROMPTS} prompts")
+    if len(prompts) > most:
+        raise ValueError(f"must have at most {most} {noun}")
     if not prompts or "" in prompts or [] in prompts:
         raise ValueError("must not be empty")
     if kinds == {str}:
@@ -96,4 +100,8 @@ def plain_variables(value: Any) -> dict[str, Any]:
     for name, variable in value.items():
         if variable is not None and not isinstance(variable, bool | int | float | str):
             raise ValueError(f"{name[:100]!r} must be a string, a number, true, false or null")
+        if isinstance(variable, float) and not math.isfinite(variable):
+            raise ValueError(f"{name[:100]!r} must be a finite number")
+        if isinstance(variable, str) and len(variable) > MAX_VARIABLE_CHARS:
+            raise ValueError(f"{name[:100]!r} must have at most {MAX_VARIABLE_CHARS} characters")
     return value

@@ -39,11 +39,16 @@ def sampling_params(
         ignore_eos=bool(request.ignore_eos),
         min_tokens=request.min_tokens or 0,
         logprobs=request.alternatives,
+        prompt_logprobs=request.prompt_alternatives,
     )
 
 
 def output_budget(
-    request: ChatCompletionRequest | CompletionRequest, *, prompt_tokens: int, max_context: int
+    request: ChatCompletionRequest | CompletionRequest,
+    *,
+    prompt_tokens: int,
+    max_context: int,
+    context_note: str = "",
 ) -> int:
     """How many tokens to generate at most: the request's limit, or the endpoint's default.
 
@@ -72,7 +77,7 @@ def output_budget(
             f"{total} ({prompt_tokens} in your prompt; {output} for the completion). Please reduce "
             "your prompt; or completion length."
         )
-    raise ContextLengthExceeded(message, param=param, code="context_length_exceeded")
+    raise ContextLengthExceeded(message + context_note, param=param, code="context_length_exceeded")
 
 
 def _first(*values: float | None) -> float:

@@ -25,7 +25,7 @@ async def answer_json(
 async def tokenize(model: ServedModel, body: bytes) -> dict[str, Any]:
     """The tokens of a prompt or a conversation. Raises InvalidRequest, NotFound."""
     request = parse(TokenizeRequest, body)
-    model.check_name(request.model or model.names[0])
+    model.adapter_of(request.model or model.names[0])
     if request.messages is not None:
         tokens = await model.encoder.chat(
             request.messages,
@@ -42,5 +42,5 @@ async def tokenize(model: ServedModel, body: bytes) -> dict[str, Any]:
 async def detokenize(model: ServedModel, body: bytes) -> dict[str, Any]:
     """The text of some tokens, special ones too. Raises InvalidRequest, NotFound."""
     request = parse(DetokenizeRequest, body)
-    model.check_name(request.model or model.names[0])
+    model.adapter_of(request.model or model.names[0])
     return {"prompt": model.encoder.text_of_tokens(request.tokens)}

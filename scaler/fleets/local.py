@@ -23,10 +23,12 @@ from glowplug.pod_wire import (
     Prefetch,
     Release,
     ReplicaChanged,
+    ReplicaMeasured,
     Sleep,
     StandbysChanged,
 )
 from scaler.fleets.pod_process import PodProcess
+from scaler.fleets.series import ReplicaSeries
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 30.0
@@ -36,7 +38,10 @@ _log = logging.getLogger(__name__)
 
 
 class LocalFleet:
-    """Implements glowplug.contracts.Fleet. `standbys` is how many are ready to be assigned."""
+    """Implements glowplug.contracts.Fleet.
+
+    `standbys` is how many are ready to be assigned, `series` has the metrics of the replicas.
+    """
 
     def __init__(
         self,
@@ -50,6 +55,7 @@ class LocalFleet:
         """`command` starts the supervisor; ` --control-fd N` is added. Its output is appended to
         `log_path`."""
         self.standbys = 0
+        self.series = ReplicaSeries()
         self._command = list(command)
         self._log_path = log_path
         self._assign_timeout_s = assign_timeout_s
@@ -179,6 +185,9 @@ class LocalFleet:
     def _take(self, message: Message) -> None:
         if isinstance(message, ReplicaChanged):
             self._changed(message.replica)
+        elif isinstance(message, ReplicaMeasured):
+            if replica := self._replicas.get(message.replica):
+                self.series.take(replica, message.text)
         elif isinstance(message, StandbysChanged):
             self.standbys = message.ready
         else:
@@ -187,6 +196,7 @@ class LocalFleet:
     def _changed(self, replica: Replica) -> None:
         if replica.state is ReplicaState.GONE:
             self._replicas.pop(replica.id, None)
+            self.series.ended(replica)
         else:
             self._replicas[replica.id] = replica
         first = self._first.get(replica.id)

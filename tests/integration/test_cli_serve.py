@@ -1,5 +1,6 @@
 """`glowplug serve` as a process: what it says, what it refuses, how it starts and stops."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from serving import Serve, StartServe, assert_all_end, start_serve
+from serving import Serve, StartServe, assert_all_end, eventually, start_serve
 
 
 def refused(*options: str) -> str:
@@ -134,3 +135,43 @@ def test_the_lock_dies_with_its_holder(start: StartServe) -> None:
     second = start()
     assert httpx.get(f"{second.endpoint}/health").status_code == 200
     assert_all_end(below)
+
+
+def test_what_is_no_http_gets_an_error_in_json(empty: Serve) -> None:
+    host, port = empty.endpoint.removeprefix("http://").split(":")
+    for request in (b"\x16\x03\x01 TLS here\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"what\r\n\r\n"):
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall(request)
+            head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert b"content-type: application/json" in head
+        assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+def test_a_second_signal_stops_at_once_and_leaves_nothing_open(tmp_path: Path) -> None:
+    serve = start_serve(tmp_path / "data")
+    host, port = serve.endpoint.removeprefix("http://").split(":")
+
+    def refuses() -> bool:
+        try:
+            socket.create_connection((host, int(port))).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n"
+            b"expect: 100-continue\r\n\r\n"
+        )
+        assert client.recv(100).startswith(b"HTTP/1.1 100")  # and waits for the body
+        serve.process.send_signal(signal.SIGINT)
+        eventually(refuses, what="it stops")
+        began_s = time.monotonic()
+        serve.process.send_signal(signal.SIGINT)
+        serve.process.communicate(timeout=20)
+    assert time.monotonic() - began_s < 10  # a graceful stop would wait for 15 s
+    assert serve.process.returncode == 0
+    errors = (serve.data / "stderr.txt").read_text()
+    assert "nclosed" not in errors
+    assert "Traceback" not in errors

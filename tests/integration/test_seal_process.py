@@ -229,7 +229,8 @@ def test_the_caller_is_killed(cache: NodeCache) -> None:
 
 
 def test_two_processes_seal_the_same_source(cache: NodeCache) -> None:
-    command = [sys.executable, "-m", "snapshot.seal_process", str(cache.root), "bfloat16", SMOLLM2]
+    command = [sys.executable, "-m", "snapshot.seal_process", str(cache.root)]
+    command += [SMOLLM2, "bfloat16", "none"]
     running = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
     ]
@@ -260,7 +261,7 @@ def test_what_libraries_print_stays_apart(tmp_path: Path) -> None:
         "sys.exit(child.main())"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path), "bfloat16", "source"],
+        [sys.executable, "-c", code, str(tmp_path), "source", "bfloat16", "none"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -333,3 +333,24 @@ def test_openais_client_raises_the_matching_exceptions(tools: Any) -> None:
             assert seen == 1
 
     tools.run(main, keys=KEYS)
+
+
+def test_adapters_are_models_of_their_own(tools: Any) -> None:
+    async def main(house: Any) -> None:
+        await house.deploy(adapters={"pirate": "/p", "legal": "/l"})
+        ids = ["smollm2", "smollm2:pirate", "smollm2:legal"]
+        for path in ("/v1/models", "/f/smollm2/v1/models"):
+            async with house.client.get(house.url + path) as response:
+                assert [model["id"] for model in (await response.json())["data"]] == ids
+        for path in ("/v1/models/smollm2:legal", "/f/smollm2/v1/models/smollm2:legal"):
+            async with house.client.get(house.url + path) as response:
+                assert (await response.json())["id"] == "smollm2:legal"
+        # Refused without waking a replica.
+        response = await house.call("/v1/chat/completions", json={"model": "smollm2:none"})
+        assert response.status == 404
+        error = await tools.error_of(response)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert "legal, pirate" in error["message"]
+        assert house.sink.reports == []
+
+    tools.run(main)

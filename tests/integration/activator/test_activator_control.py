@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from activator.limits import Limits
 from glowplug.contracts import ReplicaState
 
 READY = ReplicaState.READY
@@ -28,12 +29,20 @@ def test_control_api(tools: Any) -> None:
             "reason": None,
             "sealing_progress": None,
             "snapshot": None,
+            "adapters": {},
             "failure": None,
-            "replicas": {"ready": 0, "starting": 0, "draining": 0, "desired": 0},
+            "replicas": {
+                "ready": 0,
+                "starting": 0,
+                "sleeping": 0,
+                "draining": 0,
+                "desired": 0,
+            },
             "desired_reason": "the test says so",
             "in_flight": 0,
             "queued": 0,
             "last_start_ms": {},
+            "max_context": None,
             "invoke_url": f"{house.url}/f/smollm2",
             "openai_base_url": f"{house.url}/f/smollm2/v1",
             "created": 1_700_000_000.0,
@@ -75,6 +84,9 @@ def test_what_is_wrong_with_a_spec(tools: Any) -> None:
             (b'{"name": "Bad Name", "model": "m"}', "name"),
             (b'{"name": "f"}', "model"),
             (b'{"name": "f", "model": "m", "idle_s": "soon"}', "idle_s"),
+            (b'{"name": "f", "model": "m", "idle_s": NaN}', None),
+            (b'{"name": "f", "model": "  "}', "model"),
+            (b'{"name": "f", "model": ""}', "model"),
             (b'{"name": "f", "model": "m", "queue": {"max": 1}}', "queue.max"),
             (b'{"name": "f", "model": "m", "min_replicas": 3}', "min_replicas"),
             (b"[]", None),
@@ -122,3 +134,21 @@ def test_invoke_url(tools: Any, public_url: str | None, host: str, expected: str
             assert "evil" not in (await response.json())["invoke_url"]
 
     tools.run(main, public_url=public_url)
+
+
+def test_more_replicas_than_the_server_runs_are_refused(tools: Any) -> None:
+    async def main(house: Any) -> None:
+        for field in ("min_replicas", "max_replicas"):
+            spec = {"name": "f", "model": "m", "max_replicas": 9, field: 9}
+            for method, path in (("POST", ""), ("PUT", "/f")):
+                url = f"{house.url}/v1/functions{path}"
+                async with house.client.request(method, url, json=spec) as response:
+                    assert response.status == 400
+                    error = await tools.error_of(response)
+            assert error["param"] == field
+            assert error["message"].startswith(f"{field}: 9 is over 8, the most that this server")
+        spec = {"name": "f", "model": "m", "min_replicas": 8, "max_replicas": 8}
+        async with house.client.post(house.url + "/v1/functions", json=spec) as response:
+            assert response.status == 201
+
+    tools.run(main, limits=Limits(max_replicas=8))

@@ -1,7 +1,8 @@
 """A program for pods under test: a real HTTP server, and no model.
 
 What a replica does is said by its assignment's `function`, a list of words: `slow-start`,
-`fail-start`, `broken-start`, `exit-start`, `hang-start`, `ignore-drain`. Answers to GET: /pid,
+`fail-start`, `broken-start`, `exit-start`, `hang-start`, `ignore-drain`, `measure` (say so when it
+is ready, and how many it has answered when it is drained). Answers to GET: /pid,
 /random, /expected, /slow (1 s), /crash, /threads.
 """
 
@@ -62,8 +63,11 @@ class HttpProgram:
             os._exit(3)
         start.stopwatch.lap("restore")
         running: set[asyncio.Task[None]] = set()
+        answered = 0
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal answered
+            answered += 1
             running.add(asyncio.current_task())  # type: ignore[arg-type]
             request = await reader.readuntil(b"\r\n\r\n")
             path = request.split()[1].decode()
@@ -87,6 +91,8 @@ class HttpProgram:
         start.stopwatch.lap("server")
         start.ready()
         print(f"serving {start.assignment.snapshot}")
+        if "measure" in words:
+            start.measured("answered 0\n")  # a socket pair keeps packets' order and borders
         drain_s = await start.drain
         if "ignore-drain" in words:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -94,3 +100,5 @@ class HttpProgram:
         server.close()
         if running:
             await asyncio.wait(running, timeout=drain_s)
+        if "measure" in words:
+            start.measured(f"answered {answered}\n")

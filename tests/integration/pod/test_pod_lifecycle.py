@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from glowplug.contracts import ReplicaState, StartKind
+from glowplug.pod_wire import ReplicaChanged, ReplicaMeasured
 
 
 def test_from_assignment_to_release(start_pod: Any) -> None:
@@ -202,5 +203,28 @@ def test_a_line_over_the_limit_ends_the_pod(start_pod: Any) -> None:
             pod.send_bytes(b"x" * (3 << 20))
             await pod.until(lambda: pod.ended)
             await pod.all_gone()
+
+    asyncio.run(main())
+
+
+def test_what_a_replica_has_measured_outlives_it(start_pod: Any) -> None:
+    async def main() -> None:
+        async with start_pod() as pod:
+            pod.assign("r1", "measure")
+            ready = await pod.ready("r1")
+            for _ in range(3):
+                await pod.get(ready.url)
+            pod.release("r1")
+            await pod.gone("r1")
+            told = [
+                event
+                for event in pod.events
+                if isinstance(event, ReplicaMeasured)
+                or (isinstance(event, ReplicaChanged) and event.replica.state is ReplicaState.GONE)
+            ]
+            assert told[:-1] == [
+                ReplicaMeasured(replica="r1", text="answered 0\n"),
+                ReplicaMeasured(replica="r1", text="answered 3\n"),
+            ]
 
     asyncio.run(main())

@@ -284,7 +284,10 @@ def test_bad_snapshots_are_told_in_plain_words(
             pod.assign("tokenizer", snapshot=digest)
             reason = (await pod.gone("tokenizer")).reason
             assert TOKENIZER in reason
-            assert "seal it again" in reason
+            assert "its bytes changed" in reason
+            quarantine = cache / "quarantine" / digest
+            assert reason in (quarantine / "reason.txt").read_text()
+            quarantine.rename(cache / digest)
             tokenizer.write_bytes(good)
 
             pod.assign("small", snapshot=digest, kv_cache_bytes=1024)
@@ -294,6 +297,8 @@ def test_bad_snapshots_are_told_in_plain_words(
                 weights.truncate(1 << 20)
             pod.assign("truncated", snapshot=digest)
             assert WEIGHTS in (await pod.gone("truncated")).reason
+            assert (await pod.gone("truncated")).snapshot_lost
+            assert not (cache / digest).exists()
             assert "Traceback" not in pod.log()
 
     asyncio.run(main())

@@ -188,3 +188,20 @@ def test_endpoints_of_functions_nobody_called_make_no_lane(house: House) -> None
         assert house.sink.reports == []
 
     asyncio.run(main())
+
+
+def test_a_model_may_name_an_adapter_of_its_function(house: House) -> None:
+    async def main() -> None:
+        adapters = {"pirate": "/p", "legal": "/l"}
+        spec = FunctionSpec(name="f", model="m", adapters=adapters)
+        house.registry.change(Function(spec=spec, generation=2))
+        for model in ("f", "f:pirate", "f:legal"):
+            assert (await house.functions.of_model(model)).spec.name == "f"
+        for model in ("f:", "f:other", "f:pirate:x"):
+            with pytest.raises(NotFound, match="legal, pirate") as caught:
+                await house.functions.of_model(model)
+            assert caught.value.code == "model_not_found"
+        with pytest.raises(NotFound, match="GET /v1/models"):
+            await house.functions.of_model("g:pirate")
+
+    asyncio.run(main())

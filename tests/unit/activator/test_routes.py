@@ -6,7 +6,9 @@ from starlette.exceptions import HTTPException
 from activator.routes import check_route
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions", "tokenize", "detokenize"])
+@pytest.mark.parametrize(
+    "path", ["chat/completions", "completions", "embeddings", "tokenize", "detokenize"]
+)
 def test_goes_on(path: str) -> None:
     check_route("POST", path)
 
@@ -19,7 +21,8 @@ def test_goes_on(path: str) -> None:
         ("OPTIONS", "chat/completions", 405),
         ("GET", "tokenize", 405),
         ("GET", "detokenize", 405),
-        ("POST", "embeddings", 404),
+        ("GET", "embeddings", 405),
+        ("POST", "images/generations", 404),
         ("GET", "anything", 404),
         ("DELETE", "files/f-1", 404),
         ("POST", "models", 405),

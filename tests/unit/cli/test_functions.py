@@ -22,7 +22,11 @@ OPTIONS = {
     "--max-seqs": ("3", "max_seqs", 3),
     "--max-context": ("512", "max_context", 512),
     "--speculation": ("off", "speculation", "off"),
+    "--prefix-snapshot": ("8MiB", "prefix_snapshot_bytes", 8 * 2**20),
+    "--pooling": ("mean", "pooling", "mean"),
     "--kv-cache": ("64MiB", "kv_cache_bytes", 64 * 2**20),
+    "--adapter": ("a=/adapters/a", "adapters", {"a": "/adapters/a"}),
+    "--adapter-cache": ("2MiB", "adapter_cache_bytes", 2**21),
     "--start-timeout": ("1m", "start_timeout_s", 60.0),
     "--request-timeout": ("2m", "request_timeout_s", 120.0),
     "--queue-requests": ("9", "queue", {"max_requests": 9, "max_bytes": 64 * 2**20}),
@@ -179,3 +183,16 @@ def test_rm(platform: Platform, capsys: Output) -> None:
     assert capsys.readouterr().out.endswith("smol deleted\n")
     assert run(["rm", "smol"]) == 1
     assert capsys.readouterr().err.startswith("error: there is no function 'smol'")
+
+
+def test_adapters_have_names_and_absolute_paths(
+    platform: Platform, capsys: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert deploy("smol", "--adapter", "a=here/a", "--adapter", "b=/b") == 0
+    with Client(platform.endpoint) as client:
+        adapters = client.function("smol")["spec"]["adapters"]
+    assert adapters == {"a": str(tmp_path / "here/a"), "b": "/b"}
+    for options in (["a"], ["=/a"], ["a="], ["a=/a", "--adapter", "a=/b"]):
+        assert deploy("smol", "--adapter", *options) != 0
+        assert "--adapter" in capsys.readouterr().err

@@ -125,3 +125,13 @@ def test_what_cannot_be_sent_is_one_line(
     assert error.startswith("error: ")
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_an_adapter_is_named_with_its_function(platform: Platform, capsys: Output) -> None:
+    run(["deploy", "smol", "--model", "/models/smol", "--adapter", "pirate=/p"])
+    capsys.readouterr()
+    assert run(["invoke", "smol:pirate", "Hi"]) == 0
+    assert platform.conversations[0]["model"] == "smol:pirate"
+    capsys.readouterr()
+    assert run(["describe", "smol"]) == 0
+    assert "pirate" in capsys.readouterr().out

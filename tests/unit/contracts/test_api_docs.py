@@ -11,6 +11,7 @@ from glowplug import errors
 from glowplug.cli.main import app
 from glowplug.contracts import Function
 from glowplug.spec import FunctionSpec
+from runtime.server.embedding_protocol import MAX_INPUTS, MAX_TOTAL_TOKENS, EmbeddingRequest
 from runtime.server.protocol import ChatCompletionRequest, CompletionRequest
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -61,6 +62,13 @@ def test_parameters() -> None:
         named <= ChatCompletionRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
     )
     assert {"messages", "prompt", "max_tokens", "stream_options", "ignore_eos"} <= named
+
+
+def test_embeddings() -> None:
+    text = section(API, "Embeddings")
+    documented = {row[0].strip("`") for row in rows(text) if row[0].startswith("`")}
+    assert documented == EmbeddingRequest.model_fields.keys() - {"model"}
+    assert f"{MAX_INPUTS} inputs and {MAX_TOTAL_TOKENS:,} tokens" in text
 
 
 def test_options_of_serve() -> None:

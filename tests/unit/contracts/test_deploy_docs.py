@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from glowplug.cli.main import app
-from glowplug.spec import FunctionSpec, QueueLimits, parse_bytes, parse_duration
+from glowplug.spec import MAX_ADAPTERS, FunctionSpec, QueueLimits, parse_bytes, parse_duration
 
 DEPLOY_MD = Path(__file__).parents[3] / "docs" / "deploy.md"
 
@@ -45,8 +45,10 @@ def test_defaults(field: str) -> None:
     if info.is_required():
         assert shown == "–"
     elif info.default is None:
-        unset = {"sleep_s": "never", "draft_model": "none"}
+        unset = {"sleep_s": "never", "draft_model": "none", "digest": "none"}
         assert shown == unset.get(field, "the model's")
+    elif info.default == {}:
+        assert shown == "none"
     elif isinstance(info.default, str):
         assert shown == f"`{info.default}`"
     else:
@@ -62,8 +64,11 @@ def bounds(info: FieldInfo) -> tuple[Any, Any]:
 def test_limits(field: str) -> None:
     low, high = bounds(spec_fields()[field])
     shown = table_rows()[field][2]
-    if field in ("name", "model", "dtype", "quantization", "speculation", "draft_model"):
+    texts = ("name", "model", "digest", "dtype", "quantization", "speculation", "draft_model")
+    if field in (*texts, "pooling"):
         assert (low, high) == (None, None)
+    elif field == "adapters":
+        assert shown == f"to {MAX_ADAPTERS}"
     elif high is None:
         assert value_of(field, shown.removeprefix("from ")) == low
     elif low is None:
@@ -85,6 +90,7 @@ def test_revision_fields() -> None:
     base = FunctionSpec(name="a", model="/m")
     changed: dict[str, Any] = {
         "model": "/n",
+        "digest": "sha256-" + "0" * 64,
         "dtype": "float32",
         "quantization": "int4",
         "max_context": 64,
@@ -92,6 +98,10 @@ def test_revision_fields() -> None:
         "kv_cache_bytes": 2**21,
         "speculation": "off",
         "draft_model": "/d",
+        "prefix_snapshot_bytes": 0,
+        "pooling": "mean",
+        "adapters": {"a": "/a"},
+        "adapter_cache_bytes": 2**21,
         "min_replicas": 1,
         "max_replicas": 2,
         "idle_s": 1,

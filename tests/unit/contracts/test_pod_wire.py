@@ -12,6 +12,7 @@ from glowplug.pod_wire import (
     Prefetch,
     Release,
     ReplicaChanged,
+    ReplicaMeasured,
     StandbysChanged,
     decode,
     encode,
@@ -25,11 +26,17 @@ replicas = st.builds(
     ready_s=times | st.none(),
 )
 messages = st.one_of(
-    st.builds(Assign, assignment=st.builds(Assignment)),
+    st.builds(
+        Assign,
+        assignment=st.builds(
+            Assignment, adapters=st.dictionaries(st.text(), st.text(), max_size=3)
+        ),
+    ),
     st.builds(Release, drain_s=times),
     st.builds(Prefetch),
     st.builds(Hello),
     st.builds(ReplicaChanged, replica=replicas),
+    st.builds(ReplicaMeasured),
     st.builds(StandbysChanged),
 )
 

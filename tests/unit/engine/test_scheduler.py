@@ -7,7 +7,7 @@ from hypothesis.strategies import data, integers, lists, none, sampled_from
 from glowplug.contracts import Priority
 from runtime.engine.blocks import BlockPool
 from runtime.engine.prefill_limit import PrefillCost, PrefillLimit
-from runtime.engine.request import GenerationRequest, SamplingParams
+from runtime.engine.request import GenerationRequest, SamplingParams, TokenLogprob
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Phase, Sequence
 from runtime.engine.waiting import by_urgency
@@ -264,3 +264,49 @@ def test_a_prefill_limit_lets_decoding_through_and_the_prompt_on():
                 chunk.sequence.append(7)
             sched.commit(chunk)
     assert sizes == [[1, 6]] * 5
+
+
+def test_a_prefill_limit_holds_for_prompts_to_embed_and_to_score() -> None:
+    """Also for the last token of one to embed, which never decodes, and within what may be scored:
+    that much is taken of the limit and no more."""
+    sched = Scheduler(
+        BlockPool(60), block_size=4, max_seqs=MAX_SEQS, max_batch_tokens=32, max_scored_tokens=3
+    )
+    decoding = sequence("decoding", 2, max_tokens=50)
+    sched.add(decoding)
+    run(sched)
+    embedded = GenerationRequest(
+        id="embedded",
+        prompt=tuple(range(100, 113)),
+        params=SamplingParams(max_tokens=0),
+        pooling="last",
+    )
+    scored = GenerationRequest(
+        id="scored",
+        prompt=tuple(range(200, 209)),
+        params=SamplingParams(max_tokens=1, prompt_logprobs=0),
+    )
+    for request in (embedded, scored):
+        sched.add(Sequence(request, NoText(), arrived_s=0.0))
+    cost = PrefillCost()
+    cost.observe([(0, 10)], ms=10.0)
+    sizes = []
+    while len(sched.running) > 1 or sched.waiting:
+        plan = sched.schedule(PrefillLimit(cost, ms=6.2))
+        sizes.append({chunk.sequence.id: chunk.count for chunk in plan.chunks})
+        assert sched.decoding == [decoding] or sched.decoding[-1].id == "scored"
+        for chunk in plan.chunks:
+            seq = chunk.sequence
+            seq.prompt_logprobs += [TokenLogprob(1, -1.0, ())] * len(chunk.scored)
+            if chunk.samples:
+                seq.append(7)
+            sched.commit(chunk)
+            if seq is not decoding and seq.computed + chunk.samples == len(seq.tokens):
+                sched.finish(seq)
+    assert sizes == [
+        {"decoding": 1, "embedded": 6},
+        {"decoding": 1, "embedded": 6},
+        {"decoding": 1, "embedded": 1, "scored": 3},
+        {"decoding": 1, "scored": 3},
+        {"decoding": 1, "scored": 3},
+    ]

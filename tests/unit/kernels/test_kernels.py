@@ -79,11 +79,45 @@ def test_silu_mul(kernels, width):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("width", [16, 48, 1536, 21])
+def test_gelu_mul(kernels, width):
+    gate_up = random(6, 2 * width, scale=3)
+    gate_up[0, :4] = torch.tensor([-80.0, 80.0, 0.0, -0.0])
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    close(kernels.gelu_mul(gate_up), expected, rounding=2.0**-7)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("width", [16, 64, 576, 37])
+def test_add_rms_norm(kernels, width):
+    x, weight = random(20, width, dtype=torch.float32, scale=3), random(width, dtype=torch.float32)
+    residual = random(20, width, dtype=torch.float32, seed=3)
+    wide = x.double()
+    normed = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    expected = residual.double() + normed
+    kernels.add_rms_norm(residual, x, weight, 1e-5)
+    torch.testing.assert_close(residual.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("width", [16, 100, 4099])
+@pytest.mark.parametrize("cap", [2.0, 30.0])
+def test_soft_cap(kernels, width, cap):
+    logits = random(3, width, dtype=torch.float32, scale=40)
+    logits[0, :5] = torch.tensor([0.0, 1e-4, -1e-4, 1e30, -1e30])
+    expected = cap * (logits.double() / cap).tanh()
+    kernels.soft_cap(logits, cap)
+    torch.testing.assert_close(logits.double(), expected, atol=4e-7 * cap, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("rotary", [32, 24, 2])
 @pytest.mark.parametrize("normed", [False, True])
-def test_rotate_writes_the_cache(kernels, normed):
+def test_rotate_writes_the_cache(kernels, normed, rotary):
     shape, tokens, blocks, block_size = HeadShape(6, 2, 32), 5, 4, 4
     qkv = random(tokens, 10 * shape.dim)
-    rope = random(50, 2, shape.dim // 2, dtype=torch.float32)
+    rope = random(50, 2, rotary // 2, dtype=torch.float32)
     positions, slots = torch.tensor([3, 4, 9, 0, 49]), torch.tensor([6, 7, 15, 0, 9])
     keys, values = (torch.zeros(blocks, block_size, 2, shape.dim, dtype=BF16) for _ in "kv")
     norms = (
@@ -107,8 +141,9 @@ def test_rotate_writes_the_cache(kernels, normed):
         if norm is not None:
             x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * norm.double()
         cos, sin = rope.double()[positions][:, :, None].unbind(1)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        first, second = x[..., :rotary].chunk(2, dim=-1)
+        turned = (first * cos - second * sin, second * cos + first * sin)
+        return torch.cat((*turned, x[..., rotary:]), dim=-1)
 
     heads = qkv.view(tokens, 10, shape.dim)
     close(q, rotated(heads[:, :6], norms[0] if norms else None))
@@ -118,11 +153,15 @@ def test_rotate_writes_the_cache(kernels, normed):
     assert not keys.view(-1, 2, shape.dim)[untouched].any()
 
 
-def exact_attention(q, keys, values, *, first: int, window: int | None) -> torch.Tensor:
+def exact_attention(
+    q, keys, values, *, first: int, window: int | None, scale: float | None, cap: float | None
+) -> torch.Tensor:
     """float64 causal attention: q [T, heads, dim], the queries at positions first, first + 1, …"""
     group = q.shape[1] // keys.shape[1]
     keys, values = (x.double().repeat_interleave(group, dim=1) for x in (keys, values))
-    scores = torch.einsum("qhd,khd->hqk", q.double(), keys) / q.shape[2] ** 0.5
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
+    scores = scores if cap is None else cap * (scores / cap).tanh()
     query, key = torch.arange(first, first + len(q))[:, None], torch.arange(len(keys))
     seen = key <= query
     if window is not None:
@@ -147,8 +186,19 @@ def exact_attention(q, keys, values, *, first: int, window: int | None) -> torch
         ([5], [(600, 70)]),
     ],
 )
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 128)])
-def test_attention_over_scattered_blocks(kernels, window, contexts, chunks, heads, kv_heads, dim):
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "scale", "cap"),
+    [
+        (9, 3, 64, None, None),
+        (4, 4, 32, None, None),
+        (8, 1, 128, None, None),
+        (4, 2, 256, 0.07, 2.0),
+        (2, 2, 96, None, 0.5),
+    ],
+)
+def test_attention_over_scattered_blocks(
+    kernels, window, contexts, chunks, heads, kv_heads, dim, scale, cap
+):
     block_size = 16
     lengths = contexts + [start + count for start, count in chunks]
     counts = [-(-length // block_size) for length in lengths]
@@ -175,14 +225,21 @@ def test_attention_over_scattered_blocks(kernels, window, contexts, chunks, head
         logit_rows=None,
     )
     plan = kernels.plan_attention(batch, block_size=block_size, window=window)
-    out = kernels.attention(q, (keys, values), batch, plan)
+    out = kernels.attention(q, (keys, values), batch, plan, scale=scale, cap=cap)
 
     row = 0
     for length, count, table in zip(
         lengths, [1] * len(contexts) + [count for _, count in chunks], tables, strict=True
     ):
         own = [x[table].flatten(0, 1)[:length] for x in (keys, values)]
-        expected = exact_attention(q[row : row + count], *own, first=length - count, window=window)
+        expected = exact_attention(
+            q[row : row + count],
+            *own,
+            first=length - count,
+            window=window,
+            scale=scale,
+            cap=cap,
+        )
         error = (out[row : row + count].double() - expected).abs().max()
         assert error < 2e-2, (length, float(error))
         row += count

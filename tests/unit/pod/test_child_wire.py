@@ -31,6 +31,9 @@ assignments = st.builds(
     max_seqs=st.integers(min_value=1),
     kv_cache_bytes=st.integers(min_value=1),
     speculation=st.sampled_from(["auto", "off"]),
+    pooling=st.sampled_from(["auto", "mean"]),
+    adapters=st.dictionaries(st.text(), st.text(), max_size=3),
+    adapter_cache_bytes=st.integers(min_value=0),
 )
 messages = st.one_of(
     st.builds(Imported, imports_ms=milliseconds),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from glowplug.contracts import DemandReport, Function, Replica, ReplicaState, StartKind
-from glowplug.errors import NotFound
+from glowplug.errors import NotFound, SnapshotError
 from glowplug.spec import FunctionSpec
 from scaler.app import Scaler
 
@@ -60,7 +60,11 @@ class MemoryRegistry:
         old = self.functions.get(spec.name)
         kept = old.snapshot if old and old.spec.revision == spec.revision else None
         function = Function(
-            spec=spec, generation=self.puts, snapshot=kept, updated_s=float(self.puts)
+            spec=spec,
+            generation=self.puts,
+            snapshot=kept,
+            updated_s=float(self.puts),
+            adapters=old.adapters if old else {},
         )
         self._store(function)
         return function
@@ -72,11 +76,12 @@ class MemoryRegistry:
         del self.functions[name]
         self._notify(name)
 
-    async def set_sealed(self, name, revision, *, snapshot, failure):
+    async def set_sealed(self, name, revision, *, snapshot, failure, adapters=None):
         self._check()
         function = self.functions.get(name)
         if function and function.spec.revision == revision:
-            self._store(replace(function, snapshot=snapshot, failure=failure))
+            known = function.adapters if adapters is None else adapters
+            self._store(replace(function, snapshot=snapshot, failure=failure, adapters=known))
             for _ in range(5):  # others hear of it before the caller does
                 await asyncio.sleep(0)
 
@@ -207,10 +212,17 @@ class FakeSealer:
     def __init__(self):
         self.hold = None
         self.errors = []
+        self.missing = ()  # models that `check` does not find
         self.calls = []
+        self.contents = {}  # of adapters, by source
+        self.adapter_errors = []
         self.progresses = []
         self.running = 0
         self.most_running = 0
+
+    async def check(self, spec):
+        if spec.model in self.missing:
+            raise SnapshotError(f"{spec.model}: no such file or folder")
 
     async def seal(self, spec, progress):
         self.calls.append((spec.name, spec.revision))
@@ -226,6 +238,15 @@ class FakeSealer:
         finally:
             self.running -= 1
         return f"sha256-{spec.revision}"
+
+    async def seal_adapters(self, spec, *, snapshot):
+        assert snapshot == f"sha256-{spec.revision}"
+        if self.adapter_errors:
+            raise self.adapter_errors.pop(0)
+        return {
+            name: f"sha256-{self.contents.get(source, source)}"
+            for name, source in spec.adapters.items()
+        }
 
 
 class House:

@@ -271,3 +271,42 @@ def test_a_write_that_fails_changes_nothing_and_names_the_file(path, monkeypatch
     monkeypatch.setattr("scaler.registry._BUSY_TIMEOUT_S", 0.05)
     scenario(path, body)
     assert listed(path)[0].spec == CHANGED
+
+
+def test_digests_of_adapters_are_kept_while_they_are_sealed_again(path):
+    async def body(registry):
+        await registry.put(SPEC)
+        sealed = {"snapshot": "sha256-1", "failure": None}
+        await registry.set_sealed("f", SPEC.revision, **sealed, adapters={"a": "sha256-2"})
+        before = await registry.get("f")
+        assert before.revision != SPEC.revision
+        again = await registry.put(SPEC)
+        assert (again.snapshot, again.adapters) == (None, {"a": "sha256-2"})
+        assert again.revision == before.revision
+        await registry.set_sealed("f", SPEC.revision, **sealed)  # says nothing of adapters
+        return await registry.get("f")
+
+    assert listed_after(path, body).adapters == {"a": "sha256-2"}
+
+
+def listed_after(path, body):
+    """What `body` returned, once it was read back from the file."""
+    function = scenario(path, body)
+    assert function in listed(path)
+    return function
+
+
+def test_a_file_of_schema_1_is_taken_over(path):
+    prepared(path)
+    change(path, ("ALTER TABLE functions DROP COLUMN adapters",), ("PRAGMA user_version = 1",))
+    before = listed(path)
+    assert [(f.spec.name, f.adapters) for f in before] == [("f", {}), ("good", {})]
+    assert before[0].snapshot == "sha256-1"
+
+    async def body(registry):
+        await registry.set_sealed(
+            "f", SPEC.revision, snapshot="sha256-1", failure=None, adapters={"a": "sha256-2"}
+        )
+
+    scenario(path, body)
+    assert listed(path)[0].adapters == {"a": "sha256-2"}

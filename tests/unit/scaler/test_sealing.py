@@ -1,6 +1,7 @@
 """Sealing in the background: progress, failures, changes of mind, one at a time."""
 
 import asyncio
+from dataclasses import replace
 
 from glowplug.contracts import FunctionState
 from glowplug.errors import UnsupportedModel
@@ -146,5 +147,54 @@ def test_a_sealed_model_is_not_sealed_again_while_the_registry_is_unreadable(run
         assert len(house.sealer.calls) == 1
         assert len(house.fleet.assignments) == 1
         house.registry.unreadable = False
+
+    run(scenario)
+
+
+def test_adapters_are_sealed_after_the_model_and_named_in_the_assignment(run):
+    async def scenario(house):
+        await house.deploy(adapters={"a": "/one", "b": "/two"}, adapter_cache_bytes=2**21)
+        await house.report(queued=1, arrived=1)
+        (assignment,) = house.fleet.assignments
+        assert assignment.adapters == {"a": "sha256-/one", "b": "sha256-/two"}
+        assert assignment.adapter_cache_bytes == 2**21
+        assert house.registry.functions["f"].adapters == assignment.adapters
+
+    run(scenario)
+
+
+def test_a_bad_adapter_fails_the_function_and_its_last_revision_serves_on(run):
+    async def scenario(house):
+        replica = await house.one_ready(adapters={"a": "/one"})
+        house.sealer.adapter_errors = [UnsupportedModel("adapters.b: use_dora: DoRA")]
+        await house.deploy(adapters={"a": "/one", "b": "/dora"})
+        await house.tick()
+        assert house.registry.functions["f"].failure == "adapters.b: use_dora: DoRA"
+        assert house.urls() == [replica]
+
+    run(scenario)
+
+
+def test_changed_contents_under_the_same_name_are_a_new_revision(run):
+    async def scenario(house):
+        replica = await house.one_ready(adapters={"a": "/one"})
+        first = house.scaler.endpoints.replicas("f")[0].revision
+        house.registry.functions["f"] = replace(house.registry.functions["f"], snapshot=None)
+        await house.deploy(adapters={"a": "/one"})  # nothing has changed
+        await house.tick()
+        assert house.urls() == [replica]
+        assert len(house.fleet.assignments) == 1
+
+        house.sealer.contents = {"/one": "new"}
+        house.registry.functions["f"] = replace(house.registry.functions["f"], snapshot=None)
+        await house.deploy(adapters={"a": "/one"})
+        await house.tick()
+        assert house.fleet.assignments[-1].adapters == {"a": "sha256-new"}
+        assert house.fleet.assignments[-1].revision != first
+        assert house.urls() == [replica]  # until the new one is ready
+        await house.ready()
+        (new,) = house.urls()
+        assert new != replica
+        assert house.registry.functions["f"].spec.revision != first
 
     run(scenario)

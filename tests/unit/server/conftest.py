@@ -14,11 +14,13 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from runtime.engine.request import Delta, FinishReason, GenerationRequest
+from runtime.server.adapters import AdapterCache
 from runtime.server.admission import Admission
 from runtime.server.app import build_app
 from runtime.server.engine_client import EngineClient
 from runtime.server.engine_port import Emit
-from snapshot.manifest import ChatFormat, GenerationDefaults, Manifest
+from snapshot.encoder_config import AnyConfig
+from snapshot.manifest import ChatFormat, EmbeddingFormat, GenerationDefaults, Manifest
 from snapshot.model_config import ModelConfig
 
 CHATML = (
@@ -124,9 +126,13 @@ class Settings:
         default_factory=lambda: GenerationDefaults(eos_token_ids=(1,))
     )
     add_bos: bool = False
+    embedding: EmbeddingFormat | None = None
+    pooling: str = "auto"
+    config: AnyConfig | None = None
     tokenizer: Tokenizer | None = None
     max_body_bytes: int | None = None
     max_running: int = 1024
+    adapters: AdapterCache | None = None
 
 
 @pytest.fixture(scope="session")
@@ -154,7 +160,8 @@ def make_manifest(settings: Settings, vocab_size: int) -> Manifest:
     return Manifest(
         source="test",
         dtype="float32",
-        config=ModelConfig(
+        config=settings.config
+        or ModelConfig(
             family="llama",
             vocab_size=vocab_size,
             hidden_size=8,
@@ -172,6 +179,7 @@ def make_manifest(settings: Settings, vocab_size: int) -> Manifest:
         bos_token_id=0,
         generation=settings.generation,
         chat=settings.chat,
+        embedding=settings.embedding,
         files={},
     )
 
@@ -206,7 +214,9 @@ def replica(tiny_tokenizer):
             model_names=["tiny", "alias/of-tiny"],
             revision="0123456789",
             admission=admission,
+            adapters=settings.adapters,
             max_body_bytes=settings.max_body_bytes,
+            pooling=settings.pooling,
         )
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://replica") as http:

@@ -40,13 +40,14 @@ def test_models_are_the_name_and_its_aliases(replica):
         "created": 0,
         "owned_by": "glowplug",
         "max_model_len": 512,
+        "tasks": ["generate", "embed"],
     }
     assert alias.json()["id"] == "alias/of-tiny"
     assert other.status_code == 404
     assert other.json()["error"]["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/models/", "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/models/", "/v1/images"])
 def test_unknown_routes(replica, path):
     [response] = get(replica, path)
     assert response.status_code == 404

@@ -1,8 +1,14 @@
 """Prompt and output have to fit the context; OpenAI's words and numbers when they do not."""
 
+import asyncio
 from typing import Any
 
+import httpx
 import pytest
+
+from runtime.engine.context import context_limit
+from runtime.server.admission import Admission
+from runtime.server.app import build_app
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
@@ -70,3 +76,50 @@ class TestContextLength:
         error = response.json()["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)
         assert "over 10240 characters" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "held", "tokens", "words"),
+    [
+        (None, 4096, 2048, ""),
+        (4096, 4096, 2048, ""),
+        (2048, 4096, 2048, ""),
+        (512, 4096, 512, "the function's max_context"),
+        (None, 1024, 1024, "the function's kv_cache_bytes"),
+        (512, 256, 256, "the function's kv_cache_bytes"),
+        (512, 512, 512, "the function's max_context"),
+    ],
+)
+def test_what_sets_the_context(asked, held, tokens, words):
+    limit = context_limit(model=2048, asked=asked, held=held)
+    assert limit.tokens == tokens
+    assert words in limit.note
+    assert bool(limit.note) == bool(words)
+    assert not words or "takes 2048 tokens; raise it" in limit.note
+
+
+@pytest.mark.parametrize("prompt", [[5] * 600, "x" * 20_000])
+def test_the_error_says_which_setting_to_raise(replica, tiny_tokenizer, manifest_for, prompt):
+    note = context_limit(model=8192, asked=None, held=512).note
+
+    async def main() -> httpx.Response:
+        async with replica() as r:
+            app = build_app(
+                engine=r.client,
+                tokenizer=tiny_tokenizer,
+                manifest=manifest_for(300),
+                model_names=["tiny"],
+                revision="r",
+                admission=Admission(),
+                context_note=note,
+            )
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://r") as http:
+                return await http.post(PLAIN, json=plain(prompt=prompt))
+
+    error = asyncio.run(main()).json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].endswith(
+        "This is set by the function's kv_cache_bytes, for the model itself takes 8192 tokens; "
+        "raise it for longer ones."
+    )

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from runtime.engine.draft_policy import DraftPolicy
 from runtime.engine.grammar import Grammar
-from runtime.engine.loop import Engine, EngineLimits
+from runtime.engine.limits import EngineLimits
+from runtime.engine.loop import Engine
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams
 from runtime.engine.speculator import LookupProposer
 from runtime.models.registry import build_model

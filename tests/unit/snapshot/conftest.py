@@ -1,15 +1,17 @@
 """Tiny models in every format that can be sealed, with the tensors they must come out as."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import boto3
 import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Quant
+from s3 import BUCKET, CREDENTIALS, Proxy, counting_proxy, moto_server
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from snapshot.node_cache import NodeCache
@@ -48,6 +50,16 @@ class GgufModel:
 @pytest.fixture
 def cache(tmp_path: Path) -> NodeCache:
     return NodeCache(tmp_path / "cache")
+
+
+@pytest.fixture(scope="session")
+def proxy() -> Iterator[Proxy]:
+    """An S3 with an empty bucket, to be reset by each test's own fixture."""
+    with pytest.MonkeyPatch.context() as patch, moto_server() as port, counting_proxy(port) as it:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        boto3.client("s3", endpoint_url=it.endpoint).create_bucket(Bucket=BUCKET)
+        yield it
 
 
 @pytest.fixture(scope="session")

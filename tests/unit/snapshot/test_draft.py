@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from encoders import write_encoder
 from gguf import GGMLQuantizationType as Quant
 
 from glowplug.errors import CorruptSnapshot, SnapshotError, UnsupportedModel
@@ -128,3 +129,13 @@ def test_another_vocabulary_size_is_refused(
 def test_a_draft_model_that_is_not_there(target: Path, cache: NodeCache, tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match=r"draft_model: .*no such file"):
         sealed(cache, target, tmp_path / "missing.gguf")
+
+
+def test_neither_of_them_may_be_an_encoder(target: Path, cache: NodeCache, tmp_path: Path) -> None:
+    encoder = tmp_path / "encoder"
+    write_encoder(encoder, "bert")
+    refused = r"draft_model: .*encoder is an encoder, which generates nothing"
+    with pytest.raises(UnsupportedModel, match=refused + " to guess; leave draft_model out"):
+        sealed(cache, encoder, target)
+    with pytest.raises(UnsupportedModel, match=refused + "; give a decoder"):
+        sealed(cache, target, encoder)

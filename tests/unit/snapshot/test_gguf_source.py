@@ -97,6 +97,12 @@ def test_config(write_gguf: Callable[..., Any]) -> None:
         "qk_norm": True,
         "sliding_window": None,
         "sliding_layers": None,
+        "rotary_dim": None,
+        "sliding_rope_theta": None,
+        "attention_scale": None,
+        "attention_cap": None,
+        "logit_cap": None,
+        "experts": None,
     }
 
 
@@ -151,7 +157,7 @@ def test_wrong_tensors_are_refused(
         ({"general.architecture": "gemma"}, UnsupportedModel, "'gemma' is not supported"),
         ({"general.type": "adapter"}, UnsupportedModel, "'adapter', not the model"),
         ({"split.count": 3}, UnsupportedModel, "one part of a split model"),
-        ({"llama.expert_count": 8}, UnsupportedModel, "mixture of experts"),
+        ({"llama.expert_count": 8}, CorruptSnapshot, "llama.expert_used_count is missing"),
         ({"llama.block_count": None}, CorruptSnapshot, "llama.block_count is missing"),
         ({"llama.block_count": "two"}, CorruptSnapshot, "'two', which is not a whole number"),
         ({"llama.block_count": 4_000_000_000}, CorruptSnapshot, "num_layers"),

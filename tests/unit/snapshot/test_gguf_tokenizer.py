@@ -73,7 +73,9 @@ def test_smollm2_text_format() -> None:
     assert (text.chat.bos_token, text.chat.eos_token) == ("<|im_start|>", "<|im_end|>")
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "qwen2", "llama-bpe", "tekken"])
+@pytest.mark.parametrize(
+    "pre", ["gpt-2", "smollm", "qwen2", "llama-bpe", "tekken", "dbrx", "gpt-4o"]
+)
 def test_byte_level_round_trips(write_gguf: Callable[..., Any], pre: str) -> None:
     tokenizer = load(open_gguf(write_gguf(metadata={"tokenizer.ggml.pre": pre}).path).text)
     for sample in NASTY:
@@ -83,7 +85,7 @@ def test_byte_level_round_trips(write_gguf: Callable[..., Any], pre: str) -> Non
         assert tokenizer.decode(ids, skip_special_tokens=True) == sample * 2
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe", "tekken"])
+@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe", "tekken", "dbrx", "gpt-4o"])
 def test_byte_level_agrees_with_transformers(write_gguf: Callable[..., Any], pre: str) -> None:
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
@@ -200,6 +202,31 @@ def test_sentencepiece_text_format() -> None:
     assert tokenizer.decode(tokenizer.encode("<s>ab</s>").ids) == "ab"
     for sample in NASTY:
         assert tokenizer.decode(tokenizer.encode(sample).ids) == sample
+
+
+def test_special_tokens_of_phi3_swallow_the_space_after_them() -> None:
+    pieces = ["<|user|>", "<|end|>", *PIECES]
+    metadata = sentencepiece_metadata(pieces, **{"tokenizer.ggml.add_space_prefix": False})
+    metadata["tokenizer.ggml.token_type"][259:261] = [3, 3]
+    plain = load(gguf_tokenizer(metadata, 300, "model.gguf"))
+    phi3 = load(gguf_tokenizer(metadata | {"general.architecture": "phi3"}, 300, "model.gguf"))
+
+    def tokens(tokenizer: Tokenizer, text: str) -> list[str]:
+        return [tokenizer.id_to_token(token) for token in tokenizer.encode(text).ids]
+
+    assert tokens(plain, "<|user|> ab") == ["<|user|>", SPACE + "ab"]
+    assert tokens(phi3, "<|user|>\n ab<|end|> ab") == ["<|user|>", "ab", "<|end|>", "ab"]
+    assert tokens(phi3, "<s> ab") == ["<s>", SPACE + "ab"]
+
+
+def test_gemma_has_runs_of_spaces_as_tokens_and_no_space_in_front() -> None:
+    pieces = [*PIECES, "   ", "\n\n"]
+    metadata = sentencepiece_metadata(pieces, **{"tokenizer.ggml.add_space_prefix": False})
+    metadata["tokenizer.ggml.token_type"][-2:] = [4, 4]
+    tokenizer = load(gguf_tokenizer(metadata, 300, "model.gguf"))
+    for text in ("ab", "   ab\n\nab", " ab  ab"):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.encode("   ab\n\nab").tokens == ["   ", "ab", "\n\n", "ab"]
 
 
 def test_wrong_scores() -> None:

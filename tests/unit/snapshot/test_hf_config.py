@@ -13,7 +13,9 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from glowplug.errors import CorruptSnapshot, SnapshotError, UnsupportedModel
+from runtime.models.rope import cos_sin_table
 from snapshot.hf_config import hf_config
+from snapshot.hf_families import FAMILIES as ALL_FAMILIES
 from snapshot.model_config import ModelConfig
 
 PATH = Path("model/config.json")
@@ -178,7 +180,7 @@ def test_rope_gives_transformers_frequencies(family: str, fields: dict[str, Any]
     ("fields", "error", "message"),
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, UnsupportedModel, "'dynamic'"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, UnsupportedModel, "'longrope'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, CorruptSnapshot, "short_factor is missing"),
         ({"rope_scaling": {"rope_type": []}}, UnsupportedModel, r"'\[\]'"),
         ({"rope_scaling": "linear"}, CorruptSnapshot, "not an object"),
         ({"rope_scaling": {"type": "linear"}}, CorruptSnapshot, "factor is missing"),
@@ -211,6 +213,222 @@ def test_wrong_rope(fields: dict[str, Any], error: type[SnapshotError], message:
     assert str(caught.value).startswith(str(PATH))
 
 
+def test_gemma2_fields() -> None:
+    ours, theirs = both("gemma2")
+    assert ours.architecture == "gemma"
+    assert ours.num_kv_heads == theirs.num_key_value_heads == 4
+    assert ours.head_dim == theirs.head_dim == 256
+    assert ours.attention_scale == theirs.query_pre_attn_scalar**-0.5
+    assert (ours.attention_cap, ours.logit_cap) == (50.0, 30.0)
+    assert ours.tie_embeddings
+    assert sliding_layers(ours) == kinds_of(theirs)
+    ours, theirs = both("gemma2", attn_logit_softcapping=None, layer_types=["full_attention"] * 4)
+    assert (ours.attention_cap, ours.sliding_window) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_hidden_layers": 13},
+        {"num_hidden_layers": 8, "sliding_window_pattern": 3},
+        {"num_hidden_layers": 8, "_sliding_window_pattern": 6},
+        {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "rope_theta": 2e6},
+        {"rope_local_base_freq": 20000.0, "rope_scaling": None},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 3e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            }
+        },
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        {"query_pre_attn_scalar": 168, "final_logit_softcapping": 20.0},
+    ],
+    ids=str,
+)
+def test_gemma3_fields(fields: dict[str, Any]) -> None:
+    ours, theirs = both("gemma3_text", **fields)
+    full, sliding = (theirs.rope_parameters[f"{kind}_attention"] for kind in ("full", "sliding"))
+    assert ours.rope_theta == full["rope_theta"]
+    assert ours.rope_scaling.kind == full["rope_type"]
+    assert ours.rope_scaling.factor == full.get("factor", 1.0)
+    assert ours.sliding_rope_theta == sliding["rope_theta"]
+    assert ours.attention_scale == theirs.query_pre_attn_scalar**-0.5
+    assert ours.logit_cap == theirs.final_logit_softcapping
+    assert ours.attention_cap is None  # transformers reads the field but uses it nowhere
+    assert ours.qk_norm
+    assert sliding_layers(ours) == kinds_of(theirs)
+
+
+def test_the_nested_config_of_gemma3_says_little() -> None:
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    fields = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    ours = hf_config(fields, PATH)
+    theirs = AutoConfig.for_model("gemma3", text_config=text).text_config
+    assert ours.family == "gemma3_text"
+    assert ours.vocab_size == theirs.vocab_size
+    assert (ours.num_heads, ours.num_kv_heads, ours.head_dim) == (8, 4, 256)
+    assert ours.max_positions == theirs.max_position_embeddings
+    assert sliding_layers(ours) == kinds_of(theirs)
+
+
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"sliding_window": 2047},
+        {"rope_scaling": LONGROPE, "max_position_embeddings": 131072},
+        {"rope_scaling": {**LONGROPE, "attention_factor": 1.5}},
+        {"rope_scaling": {**LONGROPE, "type": "yarn"}, "original_max_position_embeddings": 2048},
+        {"partial_rotary_factor": 0.5},
+        {
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {
+                **LONGROPE,
+                "short_factor": [1.0] * 24,
+                "long_factor": [3.0] * 24,
+            },
+            "max_position_embeddings": 131072,
+        },
+    ],
+    ids=str,
+)
+def test_phi3_fields(fields: dict[str, Any]) -> None:
+    ours, theirs = both("phi3", **fields)
+    assert ours.architecture == "llama"
+    assert ours.sliding_window == theirs.sliding_window
+    parameters = theirs.rope_parameters
+    assert ours.rope_theta == parameters["rope_theta"]
+    assert ours.rope_scaling.kind == parameters["rope_type"]
+    rotary = int(64 * parameters["partial_rotary_factor"])
+    assert (ours.rotary_dim or ours.head_dim) == rotary
+    if ours.rope_scaling.kind == "default":
+        return
+    for positions in (1000, 5000):  # below and above either original context
+        scaled, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu", seq_len=positions)
+        table = cos_sin_table(ours, positions)
+        angles = torch.outer(torch.arange(positions, dtype=torch.float32), scaled)
+        assert torch.allclose(table[:, 0], angles.cos() * factor, atol=1e-6)
+        assert torch.allclose(table[:, 1], angles.sin() * factor, atol=1e-6)
+
+
+def test_su_is_longrope() -> None:  # transformers maps it too, but refuses it before that
+    scalings = [{**LONGROPE, "type": kind} for kind in ("su", "longrope")]
+    fields = {"model_type": "phi3", **SIZES, "max_position_embeddings": 131072}
+    old, new = (hf_config({**fields, "rope_scaling": scaling}, PATH) for scaling in scalings)
+    assert old == new
+    assert (old.rope_scaling.kind, old.rope_scaling.factor) == ("longrope", 32.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("mixtral", {}),
+        ("mixtral", {"num_local_experts": 16, "num_experts_per_tok": 4, "sliding_window": 128}),
+        ("qwen2_moe", {}),
+        ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}),
+        ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 3, "qkv_bias": False}),
+        ("qwen3_moe", {}),
+        ("qwen3_moe", {"num_experts": 8, "mlp_only_layers": [0, 3], "head_dim": 128}),
+        ("qwen3_moe", {"num_local_experts": 8, "attention_bias": True}),
+    ],
+    ids=str,
+)
+def test_fields_of_mixtures(family: str, fields: dict[str, Any]) -> None:
+    fields = {"num_key_value_heads": 4, **fields}
+    ours, theirs = both(family, **fields)
+    assert ours.architecture == "mixture"
+    assert ours.experts is not None
+    if family == "mixtral":
+        assert ours.rope_theta == theirs.rope_parameters["rope_theta"] == 1e6
+        assert ours.experts.intermediate_size == theirs.intermediate_size
+        assert ours.experts.normalize
+        layers = [True] * 4
+    else:
+        assert ours.experts.intermediate_size == theirs.moe_intermediate_size
+        assert ours.experts.normalize == theirs.norm_topk_prob
+        step = theirs.decoder_sparse_step
+        layers = [(n + 1) % step == 0 and n not in theirs.mlp_only_layers for n in range(4)]
+    assert ours.experts.count == theirs.num_experts
+    assert ours.experts.per_token == theirs.num_experts_per_tok
+    shared = getattr(theirs, "shared_expert_intermediate_size", None)
+    assert ours.experts.shared_intermediate_size == shared
+    assert [ours.has_experts(n) for n in range(4)] == layers
+    if family == "qwen2_moe":
+        assert sliding_layers(ours) == kinds_of(theirs)
+        assert ours.qkv_bias == theirs.qkv_bias
+    else:
+        assert ours.sliding_window == theirs.sliding_window
+
+
+def test_a_mixture_without_experts_is_a_dense_model() -> None:
+    ours, _ = both("qwen3_moe", mlp_only_layers=[0, 1, 2, 3])
+    assert (ours.architecture, ours.experts) == ("llama", None)
+
+
+def sliding_layers(config: ModelConfig) -> list[bool]:
+    return [config.is_sliding(n) for n in range(config.num_layers)]
+
+
+def kinds_of(theirs: Any) -> list[bool]:
+    return [kind == "sliding_attention" for kind in theirs.layer_types]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"model_type": "gemma3"}, CorruptSnapshot, "without text_config"),
+        (
+            {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+            UnsupportedModel,
+            "use_bidirectional_attention",
+        ),
+        (
+            {"model_type": "gemma2", "hidden_activation": "relu"},
+            UnsupportedModel,
+            "hidden_activation 'relu'",
+        ),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, CorruptSnapshot, "query_pre"),
+        (
+            {
+                "model_type": "gemma3_text",
+                "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
+            },
+            UnsupportedModel,
+            "sliding_attention",
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {**LONGROPE, "short_factor": [1.0]}},
+            CorruptSnapshot,
+            "1 longrope factors for 32 frequencies",
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {**LONGROPE, "short_factor": [0.0] * 32}},
+            CorruptSnapshot,
+            "short_factors",
+        ),
+        ({"model_type": "phi3", "partial_rotary_factor": "x"}, CorruptSnapshot, "partial_rotary"),
+        ({"model_type": "phi3", "partial_rotary_factor": 2}, CorruptSnapshot, "rotary_dim 128"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, CorruptSnapshot, "9 experts per"),
+        ({"model_type": "mixtral", "num_local_experts": 0}, CorruptSnapshot, "experts.count"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": "0"}, CorruptSnapshot, "mlp_only_layers"),
+        (
+            {"model_type": "phimoe"},
+            UnsupportedModel,
+            "'phimoe' is not supported; these are: llama, mistral, qwen2, qwen3, phi3, gemma2",
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_fields(fields: dict[str, Any], error: type[SnapshotError], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        hf_config({**SIZES, "num_key_value_heads": 4, **fields}, PATH)
+    assert str(caught.value).startswith(str(PATH))
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
@@ -222,15 +440,31 @@ KEYS = [
     *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "hidden_act"),
     *("original_max_position_embeddings", "sliding_window", "use_sliding_window", "layer_types"),
     *("max_window_layers", "tie_word_embeddings", "attention_bias", "quantization_config"),
+    *("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+    *("sliding_window_pattern", "rope_local_base_freq", "use_bidirectional_attention"),
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    *("decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "text_config"),
+    *("shared_expert_intermediate_size", "hidden_activation"),
 ]
-ROPE_KEYS = ["rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings"]
+ROPE_KEYS = [
+    "short_factor",
+    "long_factor",
+    "full_attention",
+    "rope_type",
+    "type",
+    "factor",
+    "rope_theta",
+    "original_max_position_embeddings",
+]
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=1500, deadline=None, derandomize=True)
 @given(
-    st.sampled_from(FAMILIES),
+    st.sampled_from([*ALL_FAMILIES, "gemma3"]),
     st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4),
-    st.dictionaries(st.sampled_from(ROPE_KEYS), st.sampled_from(["yarn", "llama3", 1, 2.0]) | JSON),
+    st.dictionaries(
+        st.sampled_from(ROPE_KEYS), st.sampled_from(["yarn", "llama3", "longrope", 1, 2.0]) | JSON
+    ),
 )
 def test_any_json_is_a_config_or_our_error(
     family: str, fields: dict[str, Any], rope: dict[str, Any]
