@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from activator.functions import unknown_function
-from activator.queue import FairQueue, Priority, QueueFull
+from activator.queue import FairQueue, QueueFull
 from activator.reasons import again, does_not_fit, function_failed, retry_after_s
 from activator.ticket import Target, Ticket
 from glowplug.contracts import (
@@ -27,6 +27,7 @@ from glowplug.contracts import (
     Endpoints,
     FunctionState,
     FunctionStatus,
+    Priority,
     Replica,
     ReplicaState,
 )

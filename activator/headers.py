@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from activator.ticket import Target, Ticket
 from activator.timing import Laps
-from glowplug.contracts import TENANT_HEADER, StartKind
+from glowplug.contracts import PRIORITY_HEADER, TENANT_HEADER, Priority, StartKind
 from glowplug.stages import from_server_timing, to_server_timing
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -33,6 +33,7 @@ NOT_SENT_ON = HOP_BY_HOP | {
     b"cookie",
     b"accept-encoding",
     b"x-request-id",
+    PRIORITY_HEADER.encode(),
     TENANT_HEADER.encode(),
 }
 # To the client: what uvicorn or the activator sets.
@@ -52,7 +53,7 @@ NOT_SENT_BACK = HOP_BY_HOP | {
 
 
 def to_replica(
-    headers: Iterable[tuple[bytes, bytes]], *, request_id: str, tenant: str
+    headers: Iterable[tuple[bytes, bytes]], *, request_id: str, tenant: str, priority: Priority
 ) -> list[tuple[str, str]]:
     """The client's headers as the replica gets them."""
     return [
@@ -63,6 +64,7 @@ def to_replica(
         ("accept-encoding", "identity"),
         ("x-request-id", request_id),
         (TENANT_HEADER, quote(tenant)),
+        (PRIORITY_HEADER, priority.name.lower()),
     ]
 
 

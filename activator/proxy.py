@@ -19,11 +19,10 @@ from activator.handover import first_answer
 from activator.headers import to_replica
 from activator.lanes import Lanes
 from activator.limits import Limits
-from activator.queue import Priority
 from activator.relay import relay
 from activator.routes import check_route
 from activator.upstream import Upstream, UpstreamRequest
-from glowplug.contracts import Function
+from glowplug.contracts import Function, Priority
 from glowplug.errors import BodyTimeout, InvalidRequest, RequestTimeout
 
 
@@ -61,6 +60,7 @@ class Proxy:
                     scope["headers"],
                     request_id=exchange.request_id,
                     tenant=exchange.identity.tenant,
+                    priority=priority_of(exchange.headers),
                 ),
                 body=body,
             )

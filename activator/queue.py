@@ -13,18 +13,12 @@ Costs: O(log n) to add, take and put back, O(1) amortised to discard, n being on
 import heapq
 import itertools
 from collections import OrderedDict
-from enum import Enum, IntEnum, auto
+from enum import Enum, auto
 from typing import Generic, TypeVar
 
+from glowplug.contracts import Priority
+
 T = TypeVar("T")
-
-
-class Priority(IntEnum):
-    """Classes of requests, the most urgent first."""
-
-    HIGH = 0
-    NORMAL = 1
-    LOW = 2
 
 
 class QueueFull(Exception):

@@ -127,6 +127,22 @@ def huggingface_folder(folder: Path, *, tokenizer_json: Path) -> Path:
     return folder
 
 
+def first_layers(folder: Path, count: int, *, snapshot: Path) -> Path:
+    """The first layers of the demo model as a Hugging Face folder of its own."""
+    whole = huggingface_folder(
+        folder.with_suffix(".whole"), tokenizer_json=snapshot / "tokenizer.json"
+    )
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(whole, dtype="bfloat16")
+    model.model.layers = model.model.layers[:count]
+    model.config.num_hidden_layers = count
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(whole / name, folder / name)
+    return folder
+
+
 @contextlib.contextmanager
 def _child(command: list[str], **options: object) -> Iterator["subprocess.Popen[bytes]"]:
     child = subprocess.Popen(command, process_group=0, **options)  # type: ignore[call-overload]

@@ -1,12 +1,16 @@
-"""What prompt-lookup speculation wins where an answer copies, and what it costs where it does not.
+"""What speculation wins where an answer copies, and what it costs where it does not.
 
-    python bench/speculation.py [--rounds 3] [--json]
+    python bench/speculation.py [--rounds 3] [--draft-layers N] [--json]
 
 One server, two functions of the same model: one speculates, one does not. Both answer the same
 prompts in turn, greedily, one request at a time; the figure is the ratio of their decode speeds
 (tokens after the first, over the time for them), the median over prompts and rounds. The copying
 prompts ask to repeat, extract or edit a given text; the others ask for something new, and sample
 with a temperature so that a small model does not fall into repeating itself.
+
+With `--draft-layers` the function that speculates has a draft model too: the first N layers of the
+model itself, which nobody has trained to be one. That shows what a poor draft model costs, not what
+a good one wins.
 """
 
 import argparse
@@ -15,7 +19,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from servers import MODEL, deploy, glowplug
+from servers import MODEL, deploy, first_layers, glowplug
 
 from glowplug.client import Client
 
@@ -52,19 +56,17 @@ TOKENS = 96
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--draft-layers", type=int, metavar="N")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as data, glowplug(Path(data)) as client:
-        for speculation in ("auto", "off"):
-            deploy(
-                client,
-                {
-                    "name": speculation,
-                    "model": MODEL,
-                    "speculation": speculation,
-                    "min_replicas": 1,
-                },
-            )
+        spec: dict[str, object] = {"model": MODEL, "min_replicas": 1}
+        plain = deploy(client, spec | {"name": "off", "speculation": "off"})
+        if options.draft_layers:
+            snapshot = Path(data, "cache", str(plain["snapshot"]))
+            draft = first_layers(Path(data, "draft"), options.draft_layers, snapshot=snapshot)
+            spec["draft_model"] = str(draft)
+        deploy(client, spec | {"name": "auto"})
         copying = ratios(client, COPYING, rounds=options.rounds, temperature=0)
         new = ratios(client, NEW, rounds=options.rounds, temperature=0.9)
     result = {

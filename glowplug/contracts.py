@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -19,9 +19,20 @@ from glowplug.spec import FunctionSpec, Pooling, Speculation
 # replica keeps between requests (the prefix cache) it keeps apart by this.
 TENANT_HEADER = "x-glowplug-tenant"
 
+# Its class, by name (`normal`): set by the activator, which takes it from X-Priority.
+PRIORITY_HEADER = "x-glowplug-priority"
+
 # What the front door and the replicas take of one request; a prompt of a million tokens is about
 # 5 MiB.
 MAX_BODY_BYTES = 32 * 2**20
+
+
+class Priority(IntEnum):
+    """Classes of requests, the most urgent first."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
 
 
 class FunctionState(StrEnum):

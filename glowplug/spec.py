@@ -118,6 +118,12 @@ class FunctionSpec(BaseModel):
     speculation: Speculation = Field(
         "auto", description="guess tokens where that is faster; it never changes an answer"
     )
+    draft_model: str | None = Field(
+        None,
+        min_length=1,
+        max_length=4096,
+        description="a smaller model of the same vocabulary that guesses tokens, sealed with it",
+    )
     pooling: Pooling = Field(
         "auto", description="which tokens make an embedding; auto: as the model says"
     )
@@ -227,6 +233,7 @@ class FunctionSpec(BaseModel):
                 "max_seqs",
                 "kv_cache_bytes",
                 "speculation",
+                "draft_model",
                 "prefix_snapshot_bytes",
                 "pooling",
                 "adapters",

@@ -5,6 +5,7 @@ A snapshot is a folder `sha256-HEX/`, where HEX is the SHA-256 of `manifest.json
     manifest.json        this
     weights.safetensors  valid safetensors, each tensor at a 4 KiB boundary (see layout.py)
     tokenizer.json       for the `tokenizers` library
+    draft.safetensors    the draft model's weights, laid out alike, where there is one
 
 The manifest lists every other file with its size and SHA-256, so the digest covers every byte.
 """
@@ -24,6 +25,7 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer.json"
+DRAFT_WEIGHTS = "draft.safetensors"
 MAX_MANIFEST_BYTES = 16 * 2**20
 MAX_SPECIAL_TOKENS = 16  # before or after a text
 _SHA256 = r"^[0-9a-f]{64}$"
@@ -68,6 +70,15 @@ class GenerationDefaults(BaseModel):
     top_k: int | None = Field(None, gt=0)
 
 
+class DraftModel(BaseModel):
+    """A smaller model of the same vocabulary that guesses tokens ahead (speculation)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    config: ModelConfig
+
+
 class EmbeddingFormat(BaseModel):
     """How a text becomes a vector, of unit length: what is around it, and which tokens count."""
 
@@ -93,6 +104,7 @@ class Manifest(BaseModel):
     generation: GenerationDefaults
     chat: ChatFormat
     embedding: EmbeddingFormat | None = None  # None: the last token, and BOS as `add_bos` says
+    draft: DraftModel | None = None
     files: dict[str, FileEntry]
 
     @property
@@ -164,6 +176,7 @@ def parse_manifest(data: bytes, *, digest: str, where: str) -> Manifest:
         raise CorruptSnapshot(
             f"{where}: format {manifest.format}, this version reads {FORMAT}; seal it again"
         )
-    if manifest.files.keys() != {WEIGHTS, TOKENIZER}:
+    expected = {WEIGHTS, TOKENIZER} | ({DRAFT_WEIGHTS} if manifest.draft else set())
+    if manifest.files.keys() != expected:
         raise CorruptSnapshot(f"{where}: lists other files than a snapshot has; seal it again")
     return manifest

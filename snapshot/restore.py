@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from glowplug.errors import CorruptSnapshot
-from snapshot.manifest import WEIGHTS, Manifest, read_manifest
+from glowplug.spec import Dtype
+from snapshot.manifest import DRAFT_WEIGHTS, WEIGHTS, Manifest, read_manifest
 from snapshot.page_cache import mmap_noreserve
 from snapshot.quantization import Quantized
 from snapshot.reading import Reading
@@ -28,7 +29,8 @@ class Restored:
 
     manifest: Manifest
     tensors: dict[str, torch.Tensor | Quantized]
-    reading: Reading  # goes on in the background
+    reading: Reading  # of the model's weights; goes on in the background
+    draft: dict[str, torch.Tensor | Quantized] | None  # the draft model's, where there is one
 
 
 def restore(folder: Path, *, device: str = "cpu") -> Restored:
@@ -43,14 +45,30 @@ def restore(folder: Path, *, device: str = "cpu") -> Restored:
     manifest = read_manifest(folder)
     plan = plan_weights(manifest.config, manifest.dtype, manifest.quantization)
     data = _map(folder / WEIGHTS, plan)
-    dtype: torch.dtype = getattr(torch, manifest.dtype)  # they have torch's names
     reading = Reading(data)
+    draft = None
+    if manifest.draft is not None:  # used after the first token only: the kernel reads it ahead
+        draft_plan = plan_weights(manifest.draft.config, manifest.dtype, manifest.quantization)
+        draft_data = _map(folder / DRAFT_WEIGHTS, draft_plan)
+        draft_data.madvise(mmap.MADV_WILLNEED)
+        draft = _tensors(draft_data, draft_plan, manifest.dtype, device)
+    return Restored(
+        manifest=manifest,
+        tensors=_tensors(data, plan, manifest.dtype, device),
+        reading=reading,
+        draft=draft,
+    )
+
+
+def _tensors(
+    data: mmap.mmap, plan: WeightsPlan, dtype_name: Dtype, device: str
+) -> dict[str, torch.Tensor | Quantized]:
+    dtype: torch.dtype = getattr(torch, dtype_name)  # they have torch's names
     flat = torch.frombuffer(data, dtype=torch.uint8)
-    tensors = {
+    return {
         name: _view(flat.narrow(0, slot.offset, slot.size_bytes).to(device), slot, dtype)
         for name, slot in plan.slots.items()
     }
-    return Restored(manifest=manifest, tensors=tensors, reading=reading)
 
 
 def _view(data: torch.Tensor, slot: Slot, dtype: torch.dtype) -> torch.Tensor | Quantized:

@@ -11,13 +11,16 @@ from pathlib import Path
 from glowplug.errors import SnapshotError
 from glowplug.spec import Dtype, Quantization
 from snapshot.checkpoint import Checkpoint
+from snapshot.draft import about_draft, check_draft, find_draft
 from snapshot.eviction import make_room, trim
 from snapshot.hashing import file_entry
 from snapshot.manifest import (
+    DRAFT_WEIGHTS,
     MANIFEST,
     MAX_MANIFEST_BYTES,
     TOKENIZER,
     WEIGHTS,
+    DraftModel,
     FileEntry,
     Manifest,
     digest_of,
@@ -33,19 +36,21 @@ def seal(
     *,
     dtype: Dtype,
     quantization: Quantization = "none",
+    draft: str | None = None,
     cache: NodeCache,
     progress: Callable[[float], None],
 ) -> str:
     """The digest of the source's snapshot, which is made unless it is in the cache already.
 
-    The snapshot is made in a temporary folder of the cache, synced, and renamed into place whole;
-    after a failure nothing of it is left. `progress` gets 0.0 to 1.0.
+    `draft` is a draft model's source, which is sealed into the same snapshot. The snapshot is made
+    in a temporary folder of the cache, synced, and renamed into place whole; after a failure
+    nothing of it is left. `progress` gets 0.0 to 1.0.
 
     Raises:
         SnapshotError: with the reason and what to do, for the user.
     """
-    found = find_source(source)
-    key = fingerprint(found, dtype, quantization)
+    found, found_draft = find_source(source), find_draft(draft)
+    key = fingerprint(found, dtype, quantization, found_draft)
     try:
         cache.clean()
         with cache.workplace(key) as folder:
@@ -54,12 +59,13 @@ def seal(
                 manifest = _make(
                     folder,
                     found,
+                    found_draft,
                     dtype=dtype,
                     quantization=quantization,
                     make_room=lambda size: make_room(cache, size),
                     progress=progress,
                 )
-                if fingerprint(found, dtype, quantization) != key:
+                if fingerprint(found, dtype, quantization, found_draft) != key:
                     raise SnapshotError(f"{source}: it changed while it was sealed; seal it again")
                 digest = digest_of(manifest)
                 cache.put(folder, digest)
@@ -75,6 +81,7 @@ def seal(
 def _make(
     folder: Path,
     source: Source,
+    draft_source: Source | None,
     *,
     dtype: Dtype,
     quantization: Quantization,
@@ -84,12 +91,29 @@ def _make(
     """Make the snapshot in `folder`; returns its manifest's bytes."""
     checkpoint = _open(source)
     text = checkpoint.text
-    make_room(plan_weights(checkpoint.config, dtype, quantization).size_bytes)
+    weights = {WEIGHTS: checkpoint}
+    draft = None
+    if draft_source is not None:
+        with about_draft():
+            weights[DRAFT_WEIGHTS] = _open(draft_source)
+            draft_config = check_draft(checkpoint, weights[DRAFT_WEIGHTS])
+        draft = DraftModel(source=draft_source.text, config=draft_config)
+    sizes = {
+        name: plan_weights(each.config, dtype, quantization).size_bytes
+        for name, each in weights.items()
+    }
+    make_room(sum(sizes.values()))
     folder.mkdir()
-    weights = write_weights(
-        folder / WEIGHTS, checkpoint, dtype=dtype, quantization=quantization, progress=progress
-    )
-    files = {WEIGHTS: weights}
+    files: dict[str, FileEntry] = {}
+    for name, each in weights.items():
+        done = sum(entry.size for entry in files.values())
+        files[name] = write_weights(
+            folder / name,
+            each,
+            dtype=dtype,
+            quantization=quantization,
+            progress=_part(progress, done, sizes[name], sum(sizes.values())),
+        )
     files[TOKENIZER] = _write(folder / TOKENIZER, text.tokenizer_json)
     manifest = Manifest(
         source=source.text,
@@ -101,6 +125,7 @@ def _make(
         generation=text.generation,
         chat=text.chat,
         embedding=checkpoint.embedding,
+        draft=draft,
         files=files,
     ).to_bytes()
     if len(manifest) > MAX_MANIFEST_BYTES:
@@ -108,6 +133,13 @@ def _make(
     _write(folder / MANIFEST, manifest)
     sync_folder(folder)
     return manifest
+
+
+def _part(
+    progress: Callable[[float], None], done: int, size: int, total: int
+) -> Callable[[float], None]:
+    """The progress of one file of several, of which `done` bytes are written."""
+    return lambda fraction: progress((done + fraction * size) / total)
 
 
 def _open(source: Source) -> Checkpoint:

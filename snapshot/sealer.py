@@ -15,6 +15,7 @@ from glowplug.errors import SnapshotError
 from glowplug.spec import Dtype, FunctionSpec, Quantization
 from snapshot.adapter_store import AdapterStore, adapter_fingerprint
 from snapshot.child_job import JobCrashed, run_job
+from snapshot.draft import find_draft
 from snapshot.node_cache import NodeCache
 from snapshot.source import find_source, fingerprint
 
@@ -27,6 +28,7 @@ class _Wanted(NamedTuple):
     source: str
     dtype: Dtype
     quantization: Quantization
+    draft: str | None
 
 
 @dataclass(eq=False)
@@ -62,7 +64,11 @@ class ProcessSealer:
             SnapshotError: with the reason and what to do, for the user.
         """
         return await self.seal_source(
-            spec.model, dtype=spec.dtype, quantization=spec.quantization, progress=progress
+            spec.model,
+            dtype=spec.dtype,
+            quantization=spec.quantization,
+            draft=spec.draft_model,
+            progress=progress,
         )
 
     async def seal_adapters(self, spec: FunctionSpec, *, snapshot: str) -> Mapping[str, str]:
@@ -96,10 +102,11 @@ class ProcessSealer:
         *,
         dtype: Dtype,
         quantization: Quantization = "none",
+        draft: str | None = None,
         progress: Callable[[float], None],
     ) -> str:
         """As `seal`, for a source that belongs to no function."""
-        wanted = _Wanted(source, dtype, quantization)
+        wanted = _Wanted(source, dtype, quantization, draft)
         digest = await asyncio.to_thread(self._find, wanted)
         if digest is not None:
             progress(1.0)
@@ -122,12 +129,12 @@ class ProcessSealer:
         Raises:
             SnapshotError: there is no such model.
         """
-        wanted = _Wanted(spec.model, spec.dtype, spec.quantization)
+        wanted = _Wanted(spec.model, spec.dtype, spec.quantization, spec.draft_model)
         return await asyncio.to_thread(lambda: self._cache.recorded(self._fingerprint(wanted)))
 
     def _fingerprint(self, wanted: _Wanted) -> str:
-        source = find_source(wanted.source)
-        return fingerprint(source, wanted.dtype, wanted.quantization)
+        source, draft = find_source(wanted.source), find_draft(wanted.draft)
+        return fingerprint(source, wanted.dtype, wanted.quantization, draft)
 
     def _find(self, wanted: _Wanted) -> str | None:
         return self._cache.sealed(self._fingerprint(wanted))
@@ -146,7 +153,8 @@ class ProcessSealer:
             del self._jobs[wanted]
 
     async def _run(self, wanted: _Wanted, report: Callable[[float], None]) -> str:
-        return str((await self._child(wanted, wanted.source, report))["digest"])
+        arguments = [argument for argument in wanted if argument is not None]
+        return str((await self._child(arguments, wanted.source, report))["digest"])
 
     async def _child(
         self, arguments: Sequence[str], what: str, report: Callable[[float], None]

@@ -67,8 +67,14 @@ def find_source(text: str) -> Source:
     raise _missing(text)
 
 
-def fingerprint(source: Source, dtype: Dtype, quantization: Quantization = "none") -> str:
+def fingerprint(
+    source: Source,
+    dtype: Dtype,
+    quantization: Quantization = "none",
+    draft: Source | None = None,
+) -> str:
     """Names what sealing would read and write: changes when a file is replaced, costs a stat each.
+    `draft` is the draft model's source, where there is one.
 
     Raises:
         SnapshotError: the source cannot be read.
@@ -88,6 +94,8 @@ def fingerprint(source: Source, dtype: Dtype, quantization: Quantization = "none
         "version": (SEAL_VERSION, FORMAT),
         "files": [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats],
     }
+    if draft is not None:
+        key["draft"] = fingerprint(draft, dtype, quantization)
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 

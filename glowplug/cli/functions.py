@@ -54,6 +54,10 @@ def deploy(
     speculation: Annotated[
         str | None, typer.Option("--speculation", metavar="auto|off", help="Guess tokens ahead.")
     ] = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="A smaller model of the same vocabulary that guesses."),
+    ] = None,
     prefix_snapshot: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Hot prompt prefixes kept for the next start."),
@@ -108,6 +112,7 @@ def deploy(
         max_context=max_context,
         kv_cache_bytes=kv_cache,
         speculation=speculation,
+        draft_model=absolute_source(draft_model) if draft_model else None,
         prefix_snapshot_bytes=prefix_snapshot,
         pooling=pooling,
         adapters=_adapters(adapter or []) or None,

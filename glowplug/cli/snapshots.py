@@ -30,6 +30,9 @@ def seal(
     quantization: Annotated[
         str, typer.Option(metavar="none|int8|int4", help="Bits of the weights.")
     ] = "none",
+    draft_model: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="A draft model to seal with it.")
+    ] = None,
     data: DataDir = DEFAULT_DATA,
     as_json: AsJson = False,
 ) -> None:
@@ -42,7 +45,8 @@ def seal(
     from snapshot.sealer import ProcessSealer
 
     model = {"model": absolute_source(source), "dtype": dtype, "quantization": quantization}
-    spec = parse_spec({"name": "seal", **model})
+    draft = {"draft_model": absolute_source(draft_model)} if draft_model else {}
+    spec = parse_spec({"name": "seal", **model, **draft})
     cache = _cache(data)
     with progress(source) as update:
         sealing = ProcessSealer(cache).seal(spec, lambda done: update("sealing", done))

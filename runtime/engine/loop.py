@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
@@ -20,18 +19,22 @@ import torch
 from tokenizers import Tokenizer
 
 from glowplug.errors import UnsupportedModel
+from runtime.engine.advance import advance, first_token_stages
 from runtime.engine.batch import build_batch
 from runtime.engine.blocks import BlockPool
 from runtime.engine.context import context_limit
+from runtime.engine.drafting import DraftModel
 from runtime.engine.kv_cache import KVCache, bytes_per_block
+from runtime.engine.limits import EngineLimits, EngineStats
 from runtime.engine.output import OutputText
+from runtime.engine.pace import Pace
 from runtime.engine.pooling import NOT_FINITE, is_finite, pool
 from runtime.engine.prompt_logprobs import score_prompts, scored_tokens_limit
 from runtime.engine.request import Delta, Embedding, FinishReason, GenerationRequest
 from runtime.engine.sampling import Position, Sampled, sample
 from runtime.engine.scheduler import Chunk, Plan, Scheduler
 from runtime.engine.sequence import Sequence
-from runtime.engine.speculation import MAX_DRAFTS, StepCost, worthwhile
+from runtime.engine.speculator import LookupProposer, Proposer, Speculator, in_all
 from runtime.engine.step_sizes import StepSizes
 from runtime.engine.stored_prefixes import StoredPrefixes
 from runtime.models.registry import Model
@@ -45,37 +48,6 @@ class _Signal(Enum):
 
 
 Emit = Callable[[list[tuple[str, Delta]]], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineLimits:
-    """What one engine may use."""
-
-    max_seqs: int = 16  # sequences in one batch
-    max_batch_tokens: int = 512  # tokens in one step; long prompts are split into chunks
-    kv_cache_bytes: int = 512 * 2**20
-    block_size: int = 16  # tokens in a KV block
-    max_context: int | None = None  # tokens of prompt and output; None: the model's own limit
-    speculation: bool = True  # prompt lookup; it never changes an output
-    prefix_snapshot_bytes: int = 0  # KV blocks kept for the next replica
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineStats:
-    """A snapshot of the engine's counters and gauges."""
-
-    running: int
-    waiting: int
-    blocks: int
-    free_blocks: int
-    preemptions: int
-    steps: int
-    prefix_queries: int  # prompt tokens looked up in the prefix cache
-    prefix_hits: int  # and found
-    drafts_proposed: tuple[int, ...]  # by position in the proposal
-    drafts_accepted: tuple[int, ...]
-    step_tokens: int  # run in all steps, drafts too
-    step_sizes: tuple[int, ...]  # steps by their tokens; see step_sizes.py
 
 
 class Engine:
@@ -92,15 +64,22 @@ class Engine:
         prefixes: Path | None = None,
         on_crash: Callable[[], None] = lambda: None,
         on_sleep: Callable[[bool], None] = lambda _asleep: None,
+        draft: Model | None = None,
     ) -> None:
         """`prefixes` is the file that an earlier engine of the same snapshot may have left.
         `on_crash` is called on the engine's thread if the loop itself ever fails, `on_sleep` when
-        it has fallen asleep (True) or woken up.
+        it has fallen asleep (True) or woken up. `draft` is a small model of the same vocabulary
+        that guesses tokens.
 
         Raises:
             UnsupportedModel: the KV cache cannot hold one block, or cannot be reserved.
         """
-        block_bytes = bytes_per_block(model.config, block_size=limits.block_size, dtype=model.dtype)
+        drafts = draft if limits.speculation else None
+        block_bytes = sum(
+            bytes_per_block(each.config, block_size=limits.block_size, dtype=each.dtype)
+            for each in (model, drafts)
+            if each is not None
+        )
         blocks = limits.kv_cache_bytes // block_bytes
         if blocks == 0:
             raise UnsupportedModel(
@@ -114,13 +93,7 @@ class Engine:
         self._on_crash = on_crash
         self._on_sleep = on_sleep
         self._asleep = False
-        self._kv = KVCache(
-            model.config,
-            blocks=blocks,
-            block_size=limits.block_size,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        self._kv = _cache(model, blocks=blocks, block_size=limits.block_size)
         self._prefixes = (
             StoredPrefixes(
                 prefixes,
@@ -149,11 +122,15 @@ class Engine:
         self._inbox: queue.SimpleQueue[GenerationRequest | str | _Signal] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._steps = 0
-        self._speculation = limits.speculation
-        self._step_cost = StepCost()
+        self._pace = Pace()
         self._step_sizes = StepSizes()
-        self._proposed = [0] * MAX_DRAFTS
-        self._accepted = [0] * MAX_DRAFTS
+        proposers: list[Proposer] = [LookupProposer()] if limits.speculation else []
+        self._draft: DraftModel | None = None
+        if drafts is not None:
+            draft_kv = _cache(drafts, blocks=blocks, block_size=limits.block_size)
+            self._draft = DraftModel(drafts, draft_kv, reserve=self._scheduler.reserve)
+            proposers.append(self._draft)
+        self._speculator = Speculator(proposers, max_context=self.max_context)
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -188,7 +165,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and gauges, consistent enough for metrics."""
-        scheduler = self._scheduler
+        scheduler, drafts = self._scheduler, self._speculator.tallies()
+        total = in_all(drafts.values())
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -198,8 +176,9 @@ class Engine:
             steps=self._steps,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
-            drafts_proposed=tuple(self._proposed),
-            drafts_accepted=tuple(self._accepted),
+            drafts_proposed=total.proposed,
+            drafts_accepted=total.accepted,
+            drafts_by_method=drafts,
             step_tokens=self._step_sizes.tokens,
             step_sizes=tuple(self._step_sizes.counts),
         )
@@ -221,9 +200,9 @@ class Engine:
     @torch.inference_mode()
     def _loop(self) -> None:
         while self._take_in():
+            self._speculator.propose(self._scheduler.decoding, cost=self._pace.decode)
             began_s = time.perf_counter()
-            self._speculate()
-            plan = self._scheduler.schedule()
+            plan = self._scheduler.schedule(self._pace.limit(self._scheduler))
             if not plan.chunks:
                 continue
             _note_admissions(plan)
@@ -238,8 +217,7 @@ class Engine:
                 continue
             if deltas := self._commit(plan, sampled, embeddings):
                 self._emit(deltas)
-            if all(chunk.is_decode for chunk in plan.chunks):
-                self._step_cost.observe(rows=len(sampled), ms=(time.perf_counter() - began_s) * 1e3)
+            self._pace.learn(plan, ms=(time.perf_counter() - began_s) * 1e3)
 
     def _take_in(self) -> bool:
         """Drain the inbox, waiting only when there is nothing to run; False: stop."""
@@ -264,11 +242,15 @@ class Engine:
             return
         self._scheduler.pool.forget_free()
         self._kv.give_back()
+        if self._draft:
+            self._draft.give_back()
         self._asleep = True
         self._on_sleep(True)
 
     def _wake(self) -> None:
         self._kv.take_again()
+        if self._draft:
+            self._draft.take_again()
         self._asleep = False
         self._on_sleep(False)
 
@@ -284,25 +266,6 @@ class Engine:
         if sequence := self._sequences.pop(request_id, None):
             self._scheduler.finish(sequence)
 
-    def _speculate(self) -> None:
-        """Give decoding sequences drafts where they are likely right and worth their time."""
-        decoding = self._scheduler.decoding if self._speculation else ()
-        for sequence in decoding:
-            sequence.drafts = ()
-            room = min(
-                sequence.request.params.max_tokens - sequence.generated,
-                self.max_context - len(sequence.tokens),
-                MAX_DRAFTS + 1,
-            )
-            guess = sequence.lookup.propose(room - 1) if room > 1 else ()
-            if guess:
-                count = worthwhile(
-                    rate=sequence.lookup.rate, sequences=len(decoding), cost=self._step_cost
-                )
-                sequence.drafts = guess[:count]
-                if not count:
-                    sequence.lookup.passed_over()
-
     def _fail(self, plan: Plan) -> None:
         message = "the engine failed on this request; the replica's log says why"
         deltas = []
@@ -313,7 +276,10 @@ class Engine:
 
     def _discard(self, sequence: Sequence) -> None:
         """Forget a sequence whose blocks may hold something other than numbers."""
-        self._kv.clear(self._scheduler.pool.forget(sequence.blocks))
+        blocks = self._scheduler.pool.forget(sequence.blocks)
+        self._kv.clear(blocks)
+        if self._draft:
+            self._draft.clear(blocks)
         self._forget(sequence.id)
 
     def _commit(
@@ -338,7 +304,7 @@ class Engine:
                 self._discard(sequence)
                 deltas.append((sequence.id, Delta(finish=FinishReason.ERROR, error=error)))
                 continue
-            delta = self._advance(sequence, kept, now_s=now_s)
+            delta = advance(sequence, kept, max_context=self.max_context, now_s=now_s)
             self._scheduler.commit(chunk)
             if delta.finish:
                 self._forget(sequence.id)
@@ -354,7 +320,7 @@ class Engine:
         return Delta(
             embedding=embedding,
             finish=FinishReason.STOP,
-            stages_ms=_first_token_stages(sequence, now_s),
+            stages_ms=first_token_stages(sequence, now_s),
             cached_tokens=sequence.cached,
         )
 
@@ -365,53 +331,15 @@ class Engine:
         while accepted < len(drafts) and sampled[accepted].token == drafts[accepted]:
             accepted += 1
         if drafts:
-            chunk.sequence.lookup.observe(proposed=len(drafts), accepted=accepted)
-            for n in range(len(drafts)):
-                self._proposed[n] += 1
-                self._accepted[n] += n < accepted
+            self._speculator.verified(chunk.sequence, proposed=len(drafts), accepted=accepted)
         kept = sampled[: accepted + 1]
         return kept, next((one.error for one in kept if one.error), None)
 
-    def _advance(self, sequence: Sequence, sampled: list[Sampled], *, now_s: float) -> Delta:
-        """Add sampled tokens to their sequence, until one ends it, and say what that changes for
-        the client."""
-        stages_ms = _first_token_stages(sequence, now_s) if sequence.generated == 0 else None
-        text, tokens, logprobs = "", [], []
-        params = sequence.request.params
-        finish = None if params.max_tokens else FinishReason.LENGTH
-        for one in sampled if params.max_tokens else ():
-            sequence.append(one.token)
-            tokens.append(one.token)
-            if one.logprob:
-                logprobs.append(one.logprob)
-            piece, finish = self._text_of(sequence, one.token)
-            text += piece
-            if finish:
-                break
-        return Delta(
-            text=text,
-            tokens=tuple(tokens),
-            logprobs=tuple(logprobs),
-            finish=finish,
-            stages_ms=stages_ms,
-            cached_tokens=sequence.cached if stages_ms else 0,
-            prompt_logprobs=tuple(sequence.prompt_logprobs)
-            if stages_ms and params.prompt_logprobs is not None
-            else None,
-        )
 
-    def _text_of(self, sequence: Sequence, token: int) -> tuple[str, FinishReason | None]:
-        """What the appended token adds to the text, and whether it ends the sequence."""
-        params = sequence.request.params
-        if token in sequence.ending:
-            rest, _ = sequence.text.flush()
-            return rest, FinishReason.STOP
-        text, stopped = sequence.text.push(token)
-        full = len(sequence.tokens) >= self.max_context
-        if not stopped and (full or sequence.generated >= params.max_tokens):
-            rest, stopped = sequence.text.flush()
-            return text + rest, FinishReason.STOP if stopped else FinishReason.LENGTH
-        return text, FinishReason.STOP if stopped else None
+def _cache(model: Model, *, blocks: int, block_size: int) -> KVCache:
+    return KVCache(
+        model.config, blocks=blocks, block_size=block_size, dtype=model.dtype, device=model.device
+    )
 
 
 def _positions(plan: Plan) -> list[Position]:
@@ -428,11 +356,3 @@ def _note_admissions(plan: Plan) -> None:
     for chunk in plan.chunks:
         if chunk.sequence.admitted_s is None:
             chunk.sequence.admitted_s = time.perf_counter()
-
-
-def _first_token_stages(sequence: Sequence, now_s: float) -> dict[str, float]:
-    admitted_s = sequence.admitted_s or sequence.arrived_s
-    return {
-        "queue": (admitted_s - sequence.arrived_s) * 1e3,
-        "prefill": (now_s - admitted_s) * 1e3,
-    }

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from glowplug.contracts import Priority
 from glowplug.spec import PoolingMethod
 from runtime.engine.grammar import Grammar
 
@@ -71,7 +72,8 @@ class GenerationRequest:
     """One sequence to generate, or, with `pooling`, to embed.
 
     `choice` tells the n choices of one request apart (seeding). Sequences of different `cache_salt`
-    never share cached keys and values; the server sets it, never the caller. With a `grammar` the
+    never share cached keys and values. `tenant` and `priority` say who waits for whom (waiting.py).
+    The server sets these three, never the caller. With a `grammar` the
     output follows it and ends, by an end-of-sequence or stop token, only where it is complete; it
     goes with neither `ignore_eos` nor `min_tokens`. A request to embed generates nothing
     (`max_tokens` 0): its only delta has the embedding.
@@ -82,6 +84,8 @@ class GenerationRequest:
     params: SamplingParams
     choice: int = 0
     cache_salt: str = ""
+    tenant: str = ""
+    priority: Priority = Priority.NORMAL
     grammar: Grammar | None = None
     pooling: PoolingMethod | None = None
     adapter: Adapter | None = None  # stays in memory as long as the request does

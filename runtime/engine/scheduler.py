@@ -5,26 +5,28 @@ There is no prefill phase and no decode phase (the view of vLLM's v1 scheduler):
 `max_batch_tokens` in all:
 
 1. Decoding sequences first, their last token and the drafts after it, so that a long prompt never
-   stops them.
-2. Then running sequences whose prompt (or recomputation) is unfinished, in order of arrival.
-3. Then waiting sequences, in order of arrival, while there is room for their whole prompt. What the
-   prefix cache holds of it is shared and not computed again.
+   stops them; how much of it may slow them down is a PrefillLimit's to say.
+2. Then running sequences whose prompt (or recomputation) is unfinished, by class and arrival.
+3. Then waiting sequences, in the order of waiting.py, while there is room for their whole prompt.
+   What the prefix cache holds of it is shared and not computed again.
 
 A prompt whose tokens' log probabilities are asked for needs the logits of every row, which are
 large: it comes from no cache, and all of these together get `max_scored_tokens` in a step.
 
-When the pool has no block for a running sequence, the youngest running one is *preempted*: its
-blocks are freed and it waits, first in line, to be computed again from its tokens. Sampling is
-keyed by position, so the output does not change.
+When the pool has no block for a running sequence, the youngest running one of the lowest class is
+*preempted*: its blocks are freed and it waits, in its place in line, to be computed again from its
+tokens. Sampling is keyed by position, so the output does not change.
 """
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from runtime.engine.blocks import BlockPool
+from runtime.engine.prefill_limit import PrefillLimit
 from runtime.engine.prefix import extend_hashes
 from runtime.engine.sequence import Phase, Sequence
+from runtime.engine.waiting import WaitingLine, by_urgency
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,8 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.max_scored_tokens = max_scored_tokens or max_batch_tokens
         self._may_score = 0  # of these, in what is left of this step
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # by arrival
+        self.waiting = WaitingLine()
+        self.running: list[Sequence] = []  # the most urgent first
         self.preemptions = 0
         self.prefix_queries = 0  # prompt tokens looked up in the prefix cache
         self.prefix_hits = 0  # and found
@@ -115,7 +117,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. The caller has checked that it can ever fit."""
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, in whatever phase it is, and free its blocks at once."""
@@ -125,30 +127,34 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._free_blocks(sequence)
         sequence.phase = Phase.FINISHED
+        if not self.has_work:
+            self.waiting.settle()
 
-    def schedule(self) -> Plan:
-        """Choose the next step's chunks and allocate their blocks."""
+    def schedule(self, limit: PrefillLimit | None = None) -> Plan:
+        """Choose the next step's chunks and allocate their blocks; `limit` bounds the prompts'."""
         budget = self.max_batch_tokens
         self._may_score = self.max_scored_tokens
         chunks: list[Chunk] = []
-        prefilling = [seq for seq in self.running if len(seq.tokens) - seq.computed > 1]
+        prefilling = [seq for seq in self.running if not seq.is_decoding]
         for sequence in self.decoding + prefilling:
             if budget == 0:
                 break
             if sequence.phase is not Phase.RUNNING:
                 continue  # preempted by one before it
-            chunk = self._make_room(self._chunk(sequence, budget))
-            if chunk is not None and chunk.count:
+            granted = self._granted(sequence, budget, limit)
+            chunk = self._make_room(self._chunk(sequence, granted)) if granted else None
+            if chunk is not None:
                 chunks.append(chunk)
                 budget -= chunk.count
         # A sequence may have been preempted after its chunk was chosen.
         chunks = [chunk for chunk in chunks if chunk.sequence.phase is Phase.RUNNING]
 
         while budget > 0 and self.waiting and len(self.running) < self.max_seqs:
-            if not self._admit(self.waiting[0]):
+            sequence = self.waiting.peek()
+            if (limit and not limit.is_open) or not self._admit(sequence):
                 break
-            chunk = self._chunk(self.waiting.popleft(), budget)
-            if chunk.count:
+            if granted := self._granted(sequence, budget, limit):
+                chunk = self._chunk(sequence, granted)
                 chunks.append(chunk)
                 budget -= chunk.count
         return Plan(tuple(sorted(chunks, key=_place)))
@@ -156,7 +162,22 @@ class Scheduler:
     @property
     def decoding(self) -> list[Sequence]:
         """The running sequences that lack their last token only."""
-        return [seq for seq in self.running if len(seq.tokens) - seq.computed == 1]
+        return [seq for seq in self.running if seq.is_decoding]
+
+    @property
+    def entering(self) -> int:
+        """How many sequences lack their first token and need not wait for a place."""
+        places = self.max_seqs - len(self.running)
+        return len(self.running) - len(self.decoding) + min(places, len(self.waiting))
+
+    def reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Give a running sequence the blocks of so many tokens; False: there are not enough."""
+        missing = self._missing(sequence, tokens)
+        if missing > self.pool.free_count:
+            return False
+        if missing > 0:
+            sequence.blocks += self.pool.allocate(missing)
+        return True
 
     def commit(self, chunk: Chunk) -> None:
         """The chunk ran, and its sequence has the tokens that came of it: what is computed now is
@@ -164,6 +185,8 @@ class Scheduler:
         sequence = chunk.sequence
         if sequence.phase is not Phase.RUNNING:
             return
+        if chunk.samples:
+            self.waiting.made(sequence, len(sequence.tokens) - chunk.end)
         size = self.block_size
         first = sequence.computed // size
         sequence.computed = len(sequence.tokens) - 1 if chunk.samples else chunk.end
@@ -190,8 +213,12 @@ class Scheduler:
         stored = self._load(hashes[len(cached) :], fresh)
         sequence.computed = (len(cached) + stored) * self.block_size
         sequence.phase = Phase.RUNNING
-        self.running.append(sequence)
-        if sequence.generated == 0 and lookup:
+        again = sequence.admissions > 0
+        sequence.admissions += 1
+        prompt_tokens = 0 if again else len(sequence.tokens) - sequence.computed
+        self.waiting.take(sequence, prompt_tokens=prompt_tokens)
+        insort(self.running, sequence, key=by_urgency)
+        if lookup and not again:
             sequence.cached = sequence.computed
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += sequence.cached
@@ -206,18 +233,28 @@ class Scheduler:
             self.pool.publish(block, digest)
         return loaded
 
+    def _granted(self, sequence: Sequence, budget: int, limit: PrefillLimit | None) -> int:
+        """How much of the budget this sequence may use; what it is for is used."""
+        if sequence.is_decoding:
+            return budget
+        tokens = min(len(sequence.tokens) - sequence.computed, budget)
+        if sequence.unscored:
+            tokens = min(tokens, self._may_score)
+        if limit and tokens:
+            tokens = limit.grant(sequence.computed, tokens)
+        if sequence.unscored:
+            self._may_score -= tokens
+        return tokens
+
     def _chunk(self, sequence: Sequence, budget: int) -> Chunk:
         start, length = sequence.computed, len(sequence.tokens)
-        if sequence.unscored:
-            budget = min(budget, self._may_score)
-            self._may_score -= min(budget, length - start)
         end = min(length, start + budget)
-        drafts = sequence.drafts[: budget - (end - start)] if length - start == 1 else ()
+        drafts = sequence.drafts[: budget - (end - start)] if sequence.is_decoding else ()
         samples = end == length and sequence.request.pooling is None
         return Chunk(sequence, start, end, samples, drafts)
 
     def _make_room(self, chunk: Chunk) -> Chunk | None:
-        """Allocate what the chunk lacks, preempting younger sequences; None: itself preempted.
+        """Allocate what the chunk lacks, preempting less urgent sequences; None: itself preempted.
 
         Drafts are dropped rather than that anybody is preempted for them.
         """
@@ -226,9 +263,9 @@ class Scheduler:
             chunk = replace(chunk, drafts=())
         missing = self._missing(sequence, chunk.end + len(chunk.drafts))
         while missing > self.pool.free_count:
-            youngest = self.running[-1]
-            self._preempt(youngest)
-            if youngest is sequence:
+            last = self.running[-1]
+            self._preempt(last)
+            if last is sequence:
                 return None
         if missing > 0:
             sequence.blocks += self.pool.allocate(missing)
@@ -243,12 +280,13 @@ class Scheduler:
         sequence.phase = Phase.WAITING
         sequence.computed = 0
         sequence.drafts = ()
-        self.waiting.appendleft(sequence)
+        self.waiting.put_back(sequence)
         self.preemptions += 1
 
     def _free_blocks(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
+        sequence.drafted = None
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

@@ -7,6 +7,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from runtime.engine.draft_policy import Drafted, Record
 from runtime.engine.output import OutputText
 from runtime.engine.request import GenerationRequest, TokenLogprob
 from runtime.engine.speculation import PromptLookup
@@ -45,6 +46,10 @@ class Sequence:
         self.arrived_s = arrived_s  # time.perf_counter()
         self.admitted_s: float | None = None
         self.phase = Phase.WAITING
+        self.priority = request.priority
+        self.order = 0  # of arrival
+        self.admissions = 0
+        self.bypassed = 0  # how often it was passed over as the oldest that waited
         self.tokens: list[int] = list(request.prompt)
         self.computed = 0
         self.cached = 0  # prompt tokens that were found in the cache at first admission
@@ -53,6 +58,8 @@ class Sequence:
         self.drafts: tuple[int, ...] = ()
         self.prompt_logprobs: list[TokenLogprob] = []  # where asked for, of its second token on
         self.lookup = PromptLookup(self.tokens)
+        self.drafted: Drafted | None = None  # None: it holds no blocks, or was never drafted for
+        self.draft_record = Record()
         self.pooled: npt.NDArray[np.float64] | None = None  # see pooling.py
         self.output_counts: Counter[int] = Counter()
         seed = params.seed
@@ -67,6 +74,11 @@ class Sequence:
     def generated(self) -> int:
         """Output tokens so far."""
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all that lacks is its last token, and from it the next one."""
+        return len(self.tokens) - self.computed == 1 and self.request.pooling is None
 
     @property
     def unscored(self) -> bool:

@@ -6,10 +6,11 @@ samples k + 1 positions, each as if its drafts were true; the tokens up to and i
 that differs from its draft are what the sequence would have had without speculation, for greedy
 and for any sampling. (A draft x is thus kept with the target's probability of x, which is the best
 any rule can do for proposals without randomness of their own: Leviathan et al. 2023, arXiv
-2211.17192.)
+2211.17192. A draft model that draws with the position's own random number is right more often.)
 
 Proposals come from prompt lookup: where the last few tokens have occurred before, what followed
-them then is proposed now (Saxena 2023).
+them then is proposed now (Saxena 2023); or from a draft model (drafting.py). speculator.py asks one
+after the other.
 
 Whether a guess pays depends on the machine and on the company: a step's time grows with its rows.
 `StepCost` learns that from the steps themselves, and `worthwhile` weighs it against the chance that
@@ -112,13 +113,13 @@ class StepCost:
         return max(self._ms + self.each * (rows - self._rows), self.each * rows)
 
 
-def worthwhile(*, rate: float, sequences: int, cost: StepCost) -> int:
+def worthwhile(*, rate: float, sequences: int, cost: StepCost, guess_ms: float = 0.0) -> int:
     """How many drafts of one sequence to run in a step of `sequences` decoding sequences.
 
-    Draft number j is right with probability rate^j; it is worth its row if it gains tokens faster
-    than the step makes them without it.
+    Draft number j is right with probability rate^j; it is worth its row, and the `guess_ms` that it
+    takes to make it, if it gains tokens faster than the step makes them without it.
     """
-    row_cost = cost.each * sequences  # in tokens that the plain step would make in that time,
+    row_cost = (cost.each + guess_ms) * sequences  # in tokens that a plain step makes meanwhile,
     step_ms = cost.at(sequences)  # times the step's time
     count, chance = 0, rate
     while count < MAX_DRAFTS and chance * step_ms > row_cost:

@@ -33,12 +33,13 @@ from glowplug.contracts import Assignment
 from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
 from glowplug.http_protocol import JsonErrorProtocol
 from runtime.engine.encoder_loop import EncoderEngine
-from runtime.engine.kv_cache import bytes_per_block
-from runtime.engine.loop import Engine, EngineLimits
+from runtime.engine.limits import EngineLimits
+from runtime.engine.loop import Engine
 from runtime.engine.stored_prefixes import FILE as PREFIXES
 from runtime.engine.warmup import warm as warm_engine
 from runtime.models.lora import load_adapter
-from runtime.models.registry import Model, build_encoder, build_model
+from runtime.models.registry import Model, build_encoder
+from runtime.pod.decoder import bind_decoder
 from runtime.pod.measuring import Measuring
 from runtime.pod.program import Settings, Start
 from runtime.pod.rehearsal import rehearse, write_toy_snapshot
@@ -226,11 +227,7 @@ class ModelProgram:
                 encoder, max_context=assignment.max_context, emit=client.emit, on_crash=on_crash
             )
         else:
-            dtype: torch.dtype = getattr(torch, restored.manifest.dtype)  # they have torch's names
-            held = assignment.kv_cache_bytes // bytes_per_block(config, block_size=1, dtype=dtype)
-            model = build_model(
-                config, restored.tensors, max_context=min(assignment.max_context or held, held)
-            )
+            model, draft = bind_decoder(restored, config, assignment)
             watch.lap("bind")
             tokenizer = self._tokenizer(assignment.snapshot)
             watch.lap("tokenizer")
@@ -250,6 +247,7 @@ class ModelProgram:
                 prefixes=self._cache.path(assignment.snapshot) / PREFIXES,
                 on_crash=on_crash,
                 on_sleep=on_sleep,
+                draft=draft,
             )
         torch.set_num_threads(self._threads)
         engine.start()

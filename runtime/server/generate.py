@@ -12,7 +12,7 @@ from dataclasses import replace
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from glowplug.contracts import TENANT_HEADER
+from glowplug.contracts import PRIORITY_HEADER, TENANT_HEADER, Priority
 from glowplug.stages import Stopwatch
 from runtime.server.adapters import AdapterCache
 from runtime.server.answer import Job, stream_answer, whole_answer
@@ -31,8 +31,11 @@ async def generate(
 ) -> None:
     """Answer one request. Raises GlowplugErrors only before the response has started."""
     job = await prepare(body)
-    tenant = Headers(scope=scope).get(TENANT_HEADER, "")
-    requests = [replace(request, cache_salt=tenant) for request in job.requests]
+    tenant, priority = _caller(Headers(scope=scope))
+    requests = [
+        replace(request, cache_salt=tenant, tenant=tenant, priority=priority)
+        for request in job.requests
+    ]
     answer = stream_answer if job.stream else whole_answer
     async with AsyncExitStack() as leases:
         if job.adapter is not None and adapters is not None:
@@ -43,3 +46,10 @@ async def generate(
             job = replace(job, stages_ms={**job.stages_ms, **stopwatch.stages})
         with engine.generate(requests) as generation:
             await answer(job, generation, send)
+
+
+def _caller(headers: Headers) -> tuple[str, Priority]:
+    """The tenant and the class that the activator names; without one everybody is alike."""
+    name = headers.get(PRIORITY_HEADER, "").upper()
+    priority = Priority[name] if name in Priority.__members__ else Priority.NORMAL
+    return headers.get(TENANT_HEADER, ""), priority

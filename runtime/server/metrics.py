@@ -19,7 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from glowplug.metrics import SECONDS, new_registry, text_of
-from runtime.engine.loop import EngineStats
+from runtime.engine.limits import EngineStats
 from runtime.engine.request import Delta, FinishReason, GenerationRequest
 from runtime.engine.step_sizes import BOUNDS
 

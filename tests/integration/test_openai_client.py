@@ -284,7 +284,7 @@ def test_errors(client, kind, status, code, request_, stream):
 
 def test_an_unknown_route(client):
     with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model="parrot", input="x")
+        client.moderations.create(model="parrot", input="x")
 
 
 def test_an_error_in_the_middle_of_a_stream(client):

@@ -15,7 +15,8 @@ from glowplug.spec import Dtype, Quantization
 from runtime.engine.batch import build_batch
 from runtime.engine.blocks import BlockPool
 from runtime.engine.kv_cache import KVCache
-from runtime.engine.loop import Engine, EngineLimits
+from runtime.engine.limits import EngineLimits
+from runtime.engine.loop import Engine
 from runtime.engine.output import OutputText
 from runtime.engine.request import GenerationRequest, SamplingParams
 from runtime.engine.scheduler import Scheduler

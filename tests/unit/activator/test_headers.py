@@ -1,6 +1,7 @@
 """Which headers pass and which do not, in both directions."""
 
 from activator.headers import encoded, to_client, to_replica
+from glowplug.contracts import Priority
 
 
 def test_to_the_replica() -> None:
@@ -17,10 +18,12 @@ def test_to_the_replica() -> None:
             (b"Accept-Encoding", b"gzip"),
             (b"X-Request-Id", b"theirs"),
             (b"X-Glowplug-Tenant", b"someone else"),
+            (b"X-Glowplug-Priority", b"high"),
             (b"X-Title", "Grüße".encode("latin-1")),
         ],
         request_id="ours",
         tenant="team ü",
+        priority=Priority.LOW,
     )
     assert passed == [
         ("content-type", "application/json"),
@@ -28,6 +31,7 @@ def test_to_the_replica() -> None:
         ("accept-encoding", "identity"),
         ("x-request-id", "ours"),
         ("x-glowplug-tenant", "team%20%C3%BC"),
+        ("x-glowplug-priority", "low"),
     ]
 
 

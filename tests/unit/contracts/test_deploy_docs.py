@@ -45,8 +45,8 @@ def test_defaults(field: str) -> None:
     if info.is_required():
         assert shown == "–"
     elif info.default is None:
-        shown_for_none = {"sleep_s": "never", "digest": "none"}
-        assert shown == shown_for_none.get(field, "the model's")
+        unset = {"sleep_s": "never", "draft_model": "none", "digest": "none"}
+        assert shown == unset.get(field, "the model's")
     elif info.default == {}:
         assert shown == "none"
     elif isinstance(info.default, str):
@@ -64,8 +64,8 @@ def bounds(info: FieldInfo) -> tuple[Any, Any]:
 def test_limits(field: str) -> None:
     low, high = bounds(spec_fields()[field])
     shown = table_rows()[field][2]
-    texts = ("name", "model", "digest", "dtype", "quantization", "speculation", "pooling")
-    if field in texts:
+    texts = ("name", "model", "digest", "dtype", "quantization", "speculation", "draft_model")
+    if field in (*texts, "pooling"):
         assert (low, high) == (None, None)
     elif field == "adapters":
         assert shown == f"to {MAX_ADAPTERS}"
@@ -97,6 +97,7 @@ def test_revision_fields() -> None:
         "max_seqs": 2,
         "kv_cache_bytes": 2**21,
         "speculation": "off",
+        "draft_model": "/d",
         "prefix_snapshot_bytes": 0,
         "pooling": "mean",
         "adapters": {"a": "/a"},

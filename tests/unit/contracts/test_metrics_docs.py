@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from activator.metrics import FrontDoorMetrics
 from glowplug.contracts import DemandReport
 from glowplug.spec import FunctionSpec
-from runtime.engine.loop import EngineStats
+from runtime.engine.limits import EngineStats
 from runtime.server.metrics import ReplicaMetrics
 from scaler.metrics import ScalerMetrics
 from scaler.state import State, Tracked

@@ -132,6 +132,7 @@ SERVING = {
     "max_seqs": 3,
     "kv_cache_bytes": 2**21,
     "speculation": "off",
+    "draft_model": "/draft.gguf",
     "prefix_snapshot_bytes": 0,
     "pooling": "mean",
     "adapters": {"pirate": "/adapters/pirate"},

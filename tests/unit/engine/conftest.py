@@ -25,14 +25,18 @@ CONFIG = ModelConfig(
 
 
 @pytest.fixture(scope="session")
-def tiny_model():
+def tiny_tensors():
     generator = torch.Generator().manual_seed(3)
-    tensors = {
+    return {
         name: torch.randn(shape, generator=generator) * (0.4 if len(shape) == 2 else 0.1)
         + (0.0 if len(shape) == 2 else 1.0)
         for name, shape in tensor_shapes(CONFIG).items()
     }
-    return build_model(CONFIG, tensors)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_tensors):
+    return build_model(CONFIG, tiny_tensors)
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,7 @@ def test_8_temperatures_near_0_and_rows_with_minus_infinity(temperature, top_p) 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 3}])
 def test_12_logprobs_with_speculation_are_the_models(start, params, monkeypatch) -> None:
-    monkeypatch.setattr("runtime.engine.loop.worthwhile", lambda **_: 5)
+    monkeypatch.setattr("runtime.engine.speculator.worthwhile", lambda **_: 5)
     seen = []
     for speculation in (False, True):
         with start(speculation=speculation) as running:

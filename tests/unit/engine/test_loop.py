@@ -2,60 +2,14 @@
 
 import queue
 import random
-from collections import defaultdict
 
 import pytest
 import torch
+from engine_runs import EOS, Running
 
 from glowplug.errors import UnsupportedModel
 from runtime.engine.kv_cache import KVCache
-from runtime.engine.loop import Engine, EngineLimits
-from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams
-
-EOS = 0
-
-
-class Running:
-    """An engine and what it emits, by request."""
-
-    def __init__(self, model, tokenizer, **limits) -> None:
-        self._batches: queue.Queue[list[tuple[str, Delta]]] = queue.Queue()
-        self.deltas: dict[str, list[Delta]] = defaultdict(list)
-        self.engine = Engine(
-            model,
-            tokenizer,
-            eos_token_ids=(EOS,),
-            limits=EngineLimits(**({"kv_cache_bytes": 1 << 20, "block_size": 4} | limits)),
-            emit=self._batches.put,
-        )
-
-    def __enter__(self):
-        self.engine.start()
-        return self
-
-    def __exit__(self, *_):
-        self.engine.stop()
-
-    def submit(self, name, prompt, *, cache_salt="", **params) -> None:
-        sampling = SamplingParams(**({"max_tokens": 12, "temperature": 0.0} | params))
-        self.engine.submit(
-            GenerationRequest(id=name, prompt=tuple(prompt), params=sampling, cache_salt=cache_salt)
-        )
-
-    def step(self) -> None:
-        """Take in what one engine step emits."""
-        for name, delta in self._batches.get(timeout=30):
-            self.deltas[name].append(delta)
-
-    def finish(self, *names) -> None:
-        while not all(self.deltas[name] and self.deltas[name][-1].finish for name in names):
-            self.step()
-
-    def tokens(self, name) -> list[int]:
-        return [token for delta in self.deltas[name] for token in delta.tokens]
-
-    def text(self, name) -> str:
-        return "".join(delta.text for delta in self.deltas[name])
+from runtime.engine.request import FinishReason
 
 
 @pytest.fixture
@@ -264,7 +218,7 @@ def test_speculation_changes_nothing_but_the_number_of_steps(start, params, limi
 
     def run(speculation: bool, eager: pytest.MonkeyPatch | None = None):
         if eager:
-            eager.setattr("runtime.engine.loop.worthwhile", lambda **_: 5)
+            eager.setattr("runtime.engine.speculator.worthwhile", lambda **_: 5)
         with start(speculation=speculation, **limits) as running:
             for name, prompt in prompts(5).items():
                 running.submit(name, (prompt * 4)[:30], max_tokens=40, ignore_eos=True, **params)
@@ -285,7 +239,7 @@ def test_speculation_changes_nothing_but_the_number_of_steps(start, params, limi
 
 
 def test_a_repetition_is_made_in_fewer_steps(start, monkeypatch):
-    monkeypatch.setattr("runtime.engine.loop.worthwhile", lambda **_: 5)
+    monkeypatch.setattr("runtime.engine.speculator.worthwhile", lambda **_: 5)
     with start(speculation=False) as plain, start() as speculating:
         for running in (plain, speculating):
             running.submit("a", [60, 61], max_tokens=60, logit_bias={18: 100.0})
@@ -346,7 +300,7 @@ def test_no_end_before_min_tokens(start):
 
 
 def test_min_tokens_with_speculation(start, monkeypatch):
-    monkeypatch.setattr("runtime.engine.loop.worthwhile", lambda **_: 5)
+    monkeypatch.setattr("runtime.engine.speculator.worthwhile", lambda **_: 5)
     with start() as running:
         bias = {EOS: 100.0, 7: 90.0}
         running.submit("a", [7, 7, 7, 7], min_tokens=20, max_tokens=40, logit_bias=bias)

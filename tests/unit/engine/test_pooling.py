@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from runtime.engine.batch import build_batch
-from runtime.engine.loop import Engine, EngineLimits
+from runtime.engine.limits import EngineLimits
+from runtime.engine.loop import Engine
 from runtime.engine.pooling import pooled_rows, unit_length
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams
 

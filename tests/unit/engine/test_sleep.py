@@ -9,7 +9,8 @@ import torch
 
 from runtime.engine.blocks import BlockPool
 from runtime.engine.kv_cache import KVCache
-from runtime.engine.loop import Engine, EngineLimits
+from runtime.engine.limits import EngineLimits
+from runtime.engine.loop import Engine
 from runtime.engine.request import GenerationRequest, SamplingParams
 from snapshot.model_config import ModelConfig
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engine.kv_cache import KVCache
-from runtime.engine.loop import Engine, EngineLimits
+from runtime.engine.limits import EngineLimits
+from runtime.engine.loop import Engine
 from runtime.engine.request import GenerationRequest, SamplingParams
 from runtime.engine.stored_prefixes import FILE, StoredPrefixes
 from snapshot.model_config import ModelConfig

@@ -13,7 +13,8 @@ from tokenizers.models import BPE
 
 from glowplug.errors import CorruptSnapshot
 from glowplug.spec import Quantization
-from runtime.engine.loop import Engine, EngineLimits, EngineStats
+from runtime.engine.limits import EngineLimits, EngineStats
+from runtime.engine.loop import Engine
 from runtime.engine.request import GenerationRequest, SamplingParams
 from runtime.kernels.adapted import LoraAdapter, adapted
 from runtime.kernels.cpu_kernels import CpuKernels, cpu_kernels_supported

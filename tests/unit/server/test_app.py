@@ -75,6 +75,19 @@ def test_the_tenant_that_the_activator_names_keeps_its_cached_prefixes_apart(rep
     assert asyncio.run(main()) == ["team%20a", ""]
 
 
+def test_tenant_and_class_reach_the_engine(replica):
+    async def main():
+        async with replica() as r:
+            for name in ("high", "low", None, "no such class"):
+                headers = {"X-Glowplug-Tenant": "t"} | (
+                    {"X-Glowplug-Priority": name} if name else {}
+                )
+                await r.http.post(PLAIN, json=BODY, headers=headers)
+            return [(request.tenant, request.priority.name) for request in r.engine.submitted]
+
+    assert asyncio.run(main()) == [("t", "HIGH"), ("t", "LOW"), ("t", "NORMAL"), ("t", "NORMAL")]
+
+
 def test_a_bug_is_a_clean_500(replica, monkeypatch):
     def broken(*_args, **_kwargs):
         raise ZeroDivisionError("a secret")

@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.engine.loop import EngineStats
+from runtime.engine.limits import EngineStats
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams
 from runtime.engine.step_sizes import BOUNDS, StepSizes
 from runtime.pod.child_wire import MAX_PACKET_BYTES
@@ -31,6 +31,7 @@ def stats(**changes: object) -> EngineStats:
         "prefix_hits": 16,
         "drafts_proposed": (5, 4, 1),
         "drafts_accepted": (4, 2, 0),
+        "drafts_by_method": {},
         "step_tokens": 12,
         "step_sizes": (1, 0, 2, *[0] * 11),
     }

@@ -101,7 +101,7 @@ def test_drafts_and_preemptions_change_nothing(start, person):
     ):
         running = start(**limits)
         with pytest.MonkeyPatch.context() as eager:
-            eager.setattr("runtime.engine.loop.worthwhile", lambda drafts=drafts, **_: drafts)
+            eager.setattr("runtime.engine.speculator.worthwhile", lambda drafts=drafts, **_: drafts)
             grammars = [after(person, opened=True), after(person, opened=False), person]
             made.append(
                 running.run(

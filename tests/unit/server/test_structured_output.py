@@ -18,9 +18,12 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from runtime.engine.draft_policy import DraftPolicy
 from runtime.engine.grammar import Grammar
-from runtime.engine.loop import Engine, EngineLimits
+from runtime.engine.limits import EngineLimits
+from runtime.engine.loop import Engine
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams
+from runtime.engine.speculator import LookupProposer
 from runtime.models.registry import build_model
 from runtime.server import constraint
 from runtime.server.constraint import Constraint
@@ -72,7 +75,7 @@ def model():
 class Running:
     """An engine, and the constrained requests that it gets."""
 
-    def __init__(self, model, tokenizer, **limits: Any) -> None:
+    def __init__(self, model, tokenizer, *, draft=None, **limits: Any) -> None:
         self._batches: queue.Queue[list[tuple[str, Delta]]] = queue.Queue()
         self._deltas: dict[str, list[Delta]] = defaultdict(list)
         self._tokenizer = tokenizer
@@ -82,6 +85,7 @@ class Running:
             eos_token_ids=(EOS,),
             limits=EngineLimits(**({"kv_cache_bytes": 4 << 20, "block_size": 4} | limits)),
             emit=self._batches.put,
+            draft=draft,
         )
         self.engine.start()
 
@@ -221,7 +225,7 @@ def test_speculation_changes_nothing(running, plodding, compiled, wanted, seed):
     prompt = json.dumps(wanted) * 2  # text that drafts are found in, right and wrong ones
     plain = plodding.run(*grammars, None, prompt=prompt[:400], seed=seed)
     with pytest.MonkeyPatch.context() as eager:
-        eager.setattr("runtime.engine.loop.worthwhile", lambda **_: 5)
+        eager.setattr("runtime.engine.speculator.worthwhile", lambda **_: 5)
         speculated = running.run(*grammars, None, prompt=prompt[:400], seed=seed)
     # The free one is company only: float32 sums depend on the batch's shape in the last bit, which
     # four hundred tokens of a flat distribution may show.
@@ -235,13 +239,32 @@ REPEATING = {"type": "array", "items": {"const": "the quick brown"}, "minItems":
 def test_drafts_are_accepted_where_the_grammar_allows_them(start, compiled, monkeypatch):
     [grammar] = compiled(constraint.of_schema(REPEATING, param="x"))
     [plain] = start(speculation=False).run(grammar, temperature=0.0)
-    monkeypatch.setattr("runtime.engine.loop.worthwhile", lambda **_: 5)
+    monkeypatch.setattr("runtime.engine.speculator.worthwhile", lambda **_: 5)
     running = start()
     [speculated] = running.run(grammar, temperature=0.0)
     assert json.loads(text_of(speculated)) == ["the quick brown"] * 12
     assert tokens_of(speculated) == tokens_of(plain)
     assert running.engine.stats().drafts_accepted[0] > 10
     assert len(speculated) < 0.7 * len(plain)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+@pytest.mark.parametrize("limits", [{}, {"kv_cache_bytes": 64 * 1024}], ids=["roomy", "preempted"])
+def test_a_draft_model_follows_the_grammar_too(
+    start, compiled, model, monkeypatch, temperature, limits
+):
+    """It is the target here, so all that it proposes is right, and nothing is that it may not."""
+    grammars = compiled(*[constraint.of_schema(PERSON, param="x")] * 4)
+    plain = start(speculation=False).run(*grammars, temperature=temperature)
+    monkeypatch.setattr(DraftPolicy, "_count", lambda _, ask, *a, **k: min(5, ask.room))
+    monkeypatch.setattr(LookupProposer, "propose", lambda _, candidates, **k: candidates)
+    running = start(draft=model, **limits)
+    drafted = running.run(*grammars, temperature=temperature)
+    assert list(map(tokens_of, drafted)) == list(map(tokens_of, plain))
+    assert sum(map(len, drafted)) < 0.5 * sum(map(len, plain))
+    stats = running.engine.stats()
+    assert sum(stats.drafts_accepted) > 0.97 * sum(stats.drafts_proposed)
+    assert bool(stats.preemptions) == bool(limits)
 
 
 def test_preemption_changes_nothing(start, compiled):
