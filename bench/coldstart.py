@@ -1,6 +1,6 @@
 """Time to the first token from every tier, stage by stage, beside llama.cpp and transformers.
 
-    python bench/coldstart.py [--runs 10] [--quantization int4] [--large]
+    python bench/coldstart.py [--runs 10] [--quantization int4] [--large] [--prefix]
         [--peer llama-cpp=ENVIRONMENT] [--peer transformers] [--json]
 
 One function on several `glowplug serve`: one keeps a standby, one does not, one lets its replica
@@ -25,6 +25,8 @@ from pathlib import Path
 import reading
 from first_token import measure_peers
 from large_model import large_model
+from prefix import TOKENS as PREFIX_TOKENS
+from prefix import measure_prefix
 from servers import MODEL, deploy, glowplug, model_file
 from tiers import (
     FUNCTION,
@@ -59,11 +61,17 @@ def main() -> None:
         bandwidths["memory"] = reading.memory_bytes_per_s(weights)
         samples = measure(houses, tiers, runs=options.runs)
         size = weights.stat().st_size
+        prefix = None
+        if options.prefix:
+            spec = {"model": model, "quantization": options.quantization}
+            prefix = measure_prefix(houses["standby"], spec, runs=options.runs)
     peers = measure_peers(
         options.peer, model_file(), prompt=PROMPT, runs=options.peer_runs or options.runs
     )
     result = _result(samples, tiers, size=size, bandwidths=bandwidths)
     result["peers"] = peers
+    if prefix is not None:
+        result["prefix"] = prefix
     _show(result, samples, tiers)
     if options.json:
         print(json.dumps(result))
@@ -74,6 +82,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--quantization", choices=("none", "int8", "int4"), default="none")
     parser.add_argument("--large", action="store_true", help="a random model of 1.2 GB")
+    parser.add_argument("--prefix", action="store_true", help="a long system prompt from zero too")
     parser.add_argument("--tiers", help="only these, by name, separated by commas")
     parser.add_argument(
         "--peer",
@@ -145,6 +154,11 @@ def _show(result: dict, samples: dict[str, Samples], tiers: tuple[Tier, ...]) ->
     for name, row in result["peers"].items():
         figures = ", ".join(f"{key.removesuffix('_ms')} {ms:.0f}" for key, ms in row.items())
         print(f"{name:38}{figures}")
+    if "prefix" in result:
+        figures = ", ".join(
+            f"{key.removesuffix('_ms')} {ms}" for key, ms in result["prefix"].items()
+        )
+        print(f"a system prompt of {PREFIX_TOKENS} tokens, ms: {figures}")
     for tier in tiers:
         print(f"\n{tier.title}: stages, ms {'median':>22}{'p99':>9}")
         for name in samples[tier.name].stage_names():

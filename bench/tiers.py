@@ -203,15 +203,21 @@ def call(client: Client) -> tuple[float, str, dict[str, float]]:
     return answer.ttft_ms, answer.start_kind, answer.stages_ms
 
 
-def wait_for_zero(client: Client) -> None:
-    _wait_until(client, lambda function: function["state"] == "zero", "at zero")
+def wait_for_zero(client: Client, name: str = FUNCTION) -> None:
+    _wait_until(client, lambda function: function["state"] == "zero", "at zero", name=name)
 
 
-def _wait_until(client: Client, reached: Callable[[dict[str, Any]], bool], what: str) -> None:
+def _wait_until(
+    client: Client,
+    reached: Callable[[dict[str, Any]], bool],
+    what: str,
+    *,
+    name: str = FUNCTION,
+) -> None:
     deadline_s = time.monotonic() + WAIT_LIMIT_S
-    while not reached(client.function(FUNCTION)):
+    while not reached(client.function(name)):
         if time.monotonic() > deadline_s:
-            raise SystemExit(f"{FUNCTION} was not {what} within {WAIT_LIMIT_S:.0f} s")
+            raise SystemExit(f"{name} was not {what} within {WAIT_LIMIT_S:.0f} s")
         time.sleep(0.1)
 
 
