@@ -64,7 +64,7 @@ def main() -> None:
         prefix = None
         if options.prefix:
             spec = {"model": model, "quantization": options.quantization}
-            prefix = measure_prefix(houses["standby"], spec, runs=options.runs)
+            prefix = measure_prefix(next(iter(houses.values())), spec, runs=options.runs)
     peers = measure_peers(
         options.peer, model_file(), prompt=PROMPT, runs=options.peer_runs or options.runs
     )

@@ -1,7 +1,7 @@
 """A long system prompt from zero: with the KV blocks that an earlier replica left, and without.
 
-Used by coldstart.py --prefix. Two functions of one model, one of which keeps prefix snapshots. Every
-prompt ends in a question of its own, so only the system prompt can be found anywhere.
+Used by coldstart.py --prefix. Two functions of one model, one of which keeps prefix snapshots.
+Every prompt ends in a question of its own, so only the system prompt can be found anywhere.
 """
 
 import itertools
@@ -14,20 +14,7 @@ from tiers import SETTLE_S, House, wait_for_zero
 
 from glowplug.client import Client
 
-WORDS = [
-    "river",
-    "bridge",
-    "stone",
-    "light",
-    "window",
-    "garden",
-    "market",
-    "silver",
-    "thunder",
-    "valley",
-    "paper",
-    "engine",
-]
+WORDS = ("river", "bridge", "stone", "light", "window", "garden", "market", "silver", "paper")
 TOKENS = 2000  # of the system prompt: each of these words is one
 SPEC = {"idle_s": 0.5, "start_timeout_s": 120}
 
