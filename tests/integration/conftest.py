@@ -21,9 +21,12 @@ def sealed_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(sealed_data: Path) -> Iterator[Serve]:
-    """One server for the tests that leave it whole. Each test deploys functions of its own."""
-    serve = start_serve(sealed_data)
+def server(sealed_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """One server for the tests that leave it whole. Each test deploys functions of its own.
+
+    What they seal stays in a copy: the tests that start servers begin with one snapshot.
+    """
+    serve = start_serve(copy_of(sealed_data, tmp_path_factory.mktemp("server")))
     yield serve
     below = serve.below()
     assert serve.stop() == 0
@@ -33,7 +36,11 @@ def server(sealed_data: Path) -> Iterator[Serve]:
 @pytest.fixture
 def data(sealed_data: Path, tmp_path: Path) -> Path:
     """A new data folder, with SmolLM2 in its cache (hard links: no bytes are copied)."""
-    folder = tmp_path / "data"
+    return copy_of(sealed_data, tmp_path / "data")
+
+
+def copy_of(sealed_data: Path, folder: Path) -> Path:
+    """`folder` with the same cache."""
     shutil.copytree(sealed_data / "cache", folder / "cache", copy_function=os.link)
     return folder
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.model
 @pytest.fixture
 def folders(data: Path, tmp_path: Path) -> dict[str, Path]:
     """PEFT folders of two adapters for SmolLM2."""
-    [snapshot] = [each for each in (data / "cache").iterdir() if each.name.startswith("sha256-")]
+    [snapshot] = (data / "cache").glob("sha256-*")
     config = read_manifest(snapshot).config
     return {
         name: write_adapter(tmp_path / name, config, seed=seed, rank=16)

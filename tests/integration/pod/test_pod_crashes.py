@@ -114,7 +114,7 @@ def test_replicas_and_standbys_outlive_the_fork_server(start_pod: Any) -> None:
         async with start_pod() as pod:
             pod.assign("r1")
             ready = await pod.ready("r1")
-            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) == 2)
+            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) >= 2)
             slow = asyncio.create_task(pod.get(ready.url, "/slow"))
             await pod.accepted(ready.pid)
 
@@ -125,7 +125,7 @@ def test_replicas_and_standbys_outlive_the_fork_server(start_pod: Any) -> None:
             second = await pod.ready("r2")
             assert second.pid == pod.forked()[1]
             assert second.start_kind is StartKind.SNAPSHOT
-            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) == 3)
+            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) >= 3)
 
             assert {psutil.Process(pid).ppid() for pid in pod.forked()} == {pod.supervisor.pid}
             os.kill(ready.pid, signal.SIGKILL)
@@ -164,7 +164,7 @@ def test_a_killed_standby_is_replaced(start_pod: Any) -> None:
             await pod.standbys_are(1)
             for n in range(1, 4):
                 os.kill(pod.forked()[-1], signal.SIGKILL)
-                await pod.until(lambda n=n: pod.standbys() == 1 and len(pod.forked()) == n + 1)
+                await pod.until(lambda n=n: pod.standbys() == 1 and len(pod.forked()) >= n + 1)
             pod.assign("r1")
             assert (await pod.ready("r1")).pid == pod.forked()[-1]
 

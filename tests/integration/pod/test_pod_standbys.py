@@ -35,7 +35,7 @@ def test_the_pool_is_refilled_after_the_start_not_beside_it(start_pod: Any) -> N
             await pod.standbys_are(1)
             pod.assign("r1", "slow-start")
             await pod.ready("r1")
-            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) == 2)
+            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) >= 2)
             log = pod.log()
             assert log.index("r1: ready") < log.index("standby 2: forked")
 
@@ -48,7 +48,7 @@ def test_the_pool_is_refilled_after_a_failed_start(start_pod: Any) -> None:
             await pod.standbys_are(1)
             pod.assign("r1", "fail-start")
             await pod.gone("r1")
-            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) == 2)
+            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) >= 2)
 
     asyncio.run(main())
 
@@ -58,7 +58,7 @@ def test_a_slow_start_does_not_keep_the_pool_empty(start_pod: Any) -> None:
         async with start_pod() as pod:
             await pod.standbys_are(1)
             pod.assign("stuck", "hang-start")
-            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) == 2)
+            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) >= 2)
             assert pod.states("stuck") == ["starting"]
 
     asyncio.run(main())
@@ -116,7 +116,7 @@ def test_what_was_served_once_is_expected_by_later_standbys(start_pod: Any) -> N
             fork_server = await pod.fork_server()
             pod.assign("r1", snapshot="sha256-a")
             assert await pod.get((await pod.ready("r1")).url, "/expected") == ""
-            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) == 2)
+            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) >= 2)
             pod.assign("r2", snapshot="sha256-b")
             answer = await pod.get((await pod.ready("r2")).url, "/expected")
             assert answer == f"sha256-a@{fork_server}"
@@ -134,7 +134,7 @@ def test_a_prefetched_snapshot_is_expected_by_standbys_there_and_to_come(start_p
             pod.assign("r1")
             ready = await pod.ready("r1")
             assert await pod.get(ready.url, "/expected") == f"sha256-a@{ready.pid}"
-            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) == 2)
+            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) >= 2)
             pod.assign("r2")
             answer = await pod.get((await pod.ready("r2")).url, "/expected")
             assert answer.split()[0] == f"sha256-a@{fork_server}"
@@ -153,7 +153,7 @@ def test_nothing_leaks_over_many_starts(start_pod: Any) -> None:
                     await pod.ready(f"r{n}")
                     pod.release(f"r{n}")
                 await pod.gone(f"r{n}")
-                await pod.until(lambda n=n: pod.standbys() == 1 and len(pod.forked()) == n + 2)
+                await pod.until(lambda n=n: pod.standbys() == 1 and len(pod.forked()) >= n + 2)
                 counts.append(
                     [
                         psutil.Process(pid).num_fds()

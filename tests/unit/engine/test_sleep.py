@@ -130,7 +130,10 @@ def test_the_memory_is_given_back_and_zero_again(device):
             part.fill_(1.0)
     full = resident()
     cache.give_back()
-    assert full - resident() > 0.9 * size
+    if device == "cpu":
+        assert full - resident() > 0.9 * size
+    else:  # what the allocator then does with it is its own affair
+        assert keys.untyped_storage().nbytes() == 0
     cache.take_again()
     assert not keys.any()
     assert not values.any()
