@@ -59,15 +59,8 @@ class Serve:
         return self._find(lambda each: "runtime.pod.fork_server" in each.cmdline(), "fork server")
 
     def replica(self) -> psutil.Process:
-        """The one replica: the only process of the pod that listens."""
-        supervisor = self.supervisor()
-        return self._find(
-            lambda each: (
-                each != supervisor
-                and any(c.status == psutil.CONN_LISTEN for c in each.net_connections("tcp"))
-            ),
-            "replica",
-        )
+        """The one replica."""
+        return self._find(lambda each: each.name() == "glow-replica", "replica")
 
     def log(self) -> str:
         return (self.data / "logs" / "serve.log").read_text()
