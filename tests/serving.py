@@ -59,8 +59,14 @@ class Serve:
         return self._find(lambda each: "runtime.pod.fork_server" in each.cmdline(), "fork server")
 
     def replica(self) -> psutil.Process:
-        """The one replica."""
-        return self._find(lambda each: each.name() == "glow-replica", "replica")
+        """The one replica, once those that were released before have ended."""
+
+        def found() -> list[psutil.Process]:
+            each = [process for process in self.below() if _name(process) == "glow-replica"]
+            return each if len(each) == 1 else []
+
+        [replica] = eventually(found, what="there is one replica")
+        return replica
 
     def log(self) -> str:
         return (self.data / "logs" / "serve.log").read_text()
@@ -143,3 +149,10 @@ def ask(client: Client, name: str, **params: Any) -> Answer:
 def wait_for_state(client: Client, name: str, state: str) -> None:
     """Wait until the function is in this state."""
     eventually(lambda: client.function(name)["state"] == state, what=f"{name} is {state}")
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""
