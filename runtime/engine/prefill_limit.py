@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 
 MARGIN = 0.9  # of the time allowed: predictions are a little off both ways
-MIN_TOKENS = 2  # of a prompt in a step, whatever they take: it must not stand still
+MIN_TOKENS = 8  # of a prompt in a step: fewer cost hardly less, as each step reads all its keys
 _MEMORY = 0.9  # what a further step leaves of what is known
 _PAIR = 0.5  # a thousand keys seen, in tokens without any
 _HEAVIEST = 32.0  # tokens' worth: a large chunk says little of what small ones cost

@@ -8,7 +8,7 @@ from hypothesis.strategies import floats, integers
 
 from runtime.engine.prefill_limit import MARGIN, MIN_TOKENS, PrefillCost, PrefillLimit, prefill_ms
 
-EACH, PAIR = 1.2, 2.5  # ms a token, and for each thousand keys: SmolLM2 on two cores
+EACH, PAIR = 1.1, 0.4  # ms a token, and for each thousand keys: SmolLM2 on two cores
 
 
 def true_ms(start: int, tokens: int) -> float:
@@ -39,15 +39,15 @@ def learned(start: int = 2000) -> PrefillCost:
 def test_a_long_prompt_at_most_doubles_the_time_between_tokens(noise):
     cost = PrefillCost()
     cost.observe([(0, 40)], ms=true_ms(0, 40))  # one short prompt was seen before
-    ratios = sorted(enter(cost, prompt=4000, decode_ms=20.0, noise=noise))
+    ratios = sorted(enter(cost, prompt=4000, decode_ms=40.0, noise=noise))
     assert ratios[int(0.99 * len(ratios))] <= 2.2 + noise
     assert ratios[len(ratios) // 2] == pytest.approx(1 + MARGIN, rel=0.15)  # and is not too shy
 
 
 def test_the_next_prompt_begins_fast_again():
     cost = PrefillCost()
-    first = len(enter(cost, prompt=4000, decode_ms=20.0))
-    second = len(enter(cost, prompt=4000, decode_ms=20.0))
+    first = len(enter(cost, prompt=4000, decode_ms=40.0))
+    second = len(enter(cost, prompt=4000, decode_ms=40.0))
     assert second <= 1.2 * first
 
 
@@ -98,7 +98,7 @@ def test_several_chunks_share_the_time():
     first = limit.grant(0, 30)
     second = limit.grant(0, 1000)
     assert first == 30
-    assert 0 < second < 60
+    assert 0 < second < 80
     assert limit.grant(0, 1000) <= 1
 
 

@@ -256,14 +256,14 @@ def test_a_prefill_limit_lets_decoding_through_and_the_prompt_on():
     cost = PrefillCost()
     cost.observe([(0, 10)], ms=10.0)
     sizes = []
-    for _ in range(5):
-        plan = sched.schedule(PrefillLimit(cost, ms=6.2))
+    for _ in range(4):
+        plan = sched.schedule(PrefillLimit(cost, ms=9.3))
         sizes.append([chunk.count for chunk in plan.chunks])
         for chunk in plan.chunks:
             if chunk.samples:
                 chunk.sequence.append(7)
             sched.commit(chunk)
-    assert sizes == [[1, 6]] * 5
+    assert sizes == [[1, 9]] * 4
 
 
 def test_a_prefill_limit_holds_for_prompts_to_embed_and_to_score() -> None:
@@ -292,7 +292,7 @@ def test_a_prefill_limit_holds_for_prompts_to_embed_and_to_score() -> None:
     cost.observe([(0, 10)], ms=10.0)
     sizes = []
     while len(sched.running) > 1 or sched.waiting:
-        plan = sched.schedule(PrefillLimit(cost, ms=6.2))
+        plan = sched.schedule(PrefillLimit(cost, ms=9.3))
         sizes.append({chunk.sequence.id: chunk.count for chunk in plan.chunks})
         assert sched.decoding == [decoding] or sched.decoding[-1].id == "scored"
         for chunk in plan.chunks:
@@ -304,9 +304,8 @@ def test_a_prefill_limit_holds_for_prompts_to_embed_and_to_score() -> None:
             if seq is not decoding and seq.computed + chunk.samples == len(seq.tokens):
                 sched.finish(seq)
     assert sizes == [
-        {"decoding": 1, "embedded": 6},
-        {"decoding": 1, "embedded": 6},
-        {"decoding": 1, "embedded": 1, "scored": 3},
+        {"decoding": 1, "embedded": 9},
+        {"decoding": 1, "embedded": 4, "scored": 3},
         {"decoding": 1, "scored": 3},
         {"decoding": 1, "scored": 3},
     ]
