@@ -59,13 +59,21 @@ class Batch:
     adapters: tuple[AdapterRun, ...] = ()  # rows that are in none of them have no adapter
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """New tokens of one sequence, from position `start` on, and the blocks that it holds."""
+
+    blocks: list[int]
+    start: int
+    tokens: list[int]
+
+
 def build_batch(plan: Plan, *, block_size: int, device: str) -> Batch:
     """Lay a plan out for the model."""
     chunks = plan.chunks
-    spans, logit_rows, pooled, row = [], [], [], 0
+    logit_rows, pooled, row = [], [], 0
     for chunk in chunks:
         end = row + chunk.count
-        spans.append(Span(row, end, chunk.start + chunk.count))
         if scored := chunk.scored:
             logit_rows.append(np.asarray(scored) - chunk.start + row)
         if chunk.samples:
@@ -75,21 +83,43 @@ def build_batch(plan: Plan, *, block_size: int, device: str) -> Batch:
             rows = pooled_rows(pooling, start=chunk.start, end=chunk.end, length=length)
             pooled += [row - chunk.start + position for position in rows]
         row = end
-    wanted = np.concatenate(logit_rows) if logit_rows else np.empty(0)
-    counts = [chunk.count for chunk in chunks]
+    return lay_out(
+        [_rows(chunk) for chunk in chunks],
+        logit_rows=np.concatenate(logit_rows) if logit_rows else np.empty(0),
+        block_size=block_size,
+        device=device,
+        pooled=PooledRows(_tensor(np.asarray(pooled), device=device)) if pooled else None,
+        adapters=_adapter_runs(chunks),
+    )
+
+
+def lay_out(
+    rows: Sequence[Rows],
+    *,
+    logit_rows: np.ndarray,
+    block_size: int,
+    device: str,
+    pooled: PooledRows | None = None,
+    adapters: tuple[AdapterRun, ...] = (),
+) -> Batch:
+    """The batch of some sequences' new tokens. `logit_rows` [R], ascending, of its T rows."""
+    spans, end = [], 0
+    for each in rows:
+        start, end = end, end + len(each.tokens)
+        spans.append(Span(start, end, each.start + len(each.tokens)))
     columns = {
-        "tokens": np.concatenate([_new_tokens(chunk) for chunk in chunks]),
-        "positions": np.concatenate([_positions(chunk) for chunk in chunks]),
-        "slots": np.concatenate([_slots(chunk, block_size) for chunk in chunks]),
-        "tables": _tables(plan, block_size),
-        "sequences": np.repeat(np.arange(len(chunks)), counts),
+        "tokens": np.concatenate([np.asarray(each.tokens) for each in rows]),
+        "positions": np.concatenate([_positions(each) for each in rows]),
+        "slots": np.concatenate([_slots(each, block_size) for each in rows]),
+        "tables": _tables(rows, spans, block_size),
+        "sequences": np.repeat(np.arange(len(rows)), [len(each.tokens) for each in rows]),
     }
     return Batch(
         **{name: _tensor(values, device=device) for name, values in columns.items()},
         spans=tuple(spans),
-        logit_rows=None if len(wanted) == row else _tensor(wanted, device=device),
-        pooled=PooledRows(_tensor(np.asarray(pooled), device=device)) if pooled else None,
-        adapters=_adapter_runs(chunks),
+        logit_rows=None if len(logit_rows) == end else _tensor(logit_rows, device=device),
+        pooled=pooled,
+        adapters=adapters,
     )
 
 
@@ -108,27 +138,29 @@ def _adapter_runs(chunks: Sequence[Chunk]) -> tuple[AdapterRun, ...]:
     return tuple(runs)
 
 
-def _tables(plan: Plan, block_size: int) -> np.ndarray:
-    counts = [-(-(chunk.start + chunk.count) // block_size) for chunk in plan.chunks]
+def _rows(chunk: Chunk) -> Rows:
+    sequence = chunk.sequence
+    tokens = [*sequence.tokens[chunk.start : chunk.end], *chunk.drafts]
+    return Rows(sequence.blocks, chunk.start, tokens)
+
+
+def _tables(rows: Sequence[Rows], spans: Sequence[Span], block_size: int) -> np.ndarray:
+    counts = [-(-span.context // block_size) for span in spans]
     tables = np.empty((len(counts), max(counts)), dtype=np.int64)
-    for table, chunk, count in zip(tables, plan.chunks, counts, strict=True):
-        table[:count] = chunk.sequence.blocks[:count]
+    for table, each, count in zip(tables, rows, counts, strict=True):
+        table[:count] = each.blocks[:count]
         table[count:] = table[0]
     return tables
 
 
-def _new_tokens(chunk: Chunk) -> np.ndarray:
-    return np.asarray([*chunk.sequence.tokens[chunk.start : chunk.end], *chunk.drafts])
+def _positions(rows: Rows) -> np.ndarray:
+    return np.arange(rows.start, rows.start + len(rows.tokens))
 
 
-def _positions(chunk: Chunk) -> np.ndarray:
-    return np.arange(chunk.start, chunk.start + chunk.count)
-
-
-def _slots(chunk: Chunk, block_size: int) -> np.ndarray:
-    positions = _positions(chunk)
-    first = chunk.start // block_size
-    blocks = np.asarray(chunk.sequence.blocks[first : positions[-1] // block_size + 1])
+def _slots(rows: Rows, block_size: int) -> np.ndarray:
+    positions = _positions(rows)
+    first = rows.start // block_size
+    blocks = np.asarray(rows.blocks[first : positions[-1] // block_size + 1])
     slots: np.ndarray = blocks[positions // block_size - first] * block_size
     slots += positions % block_size
     return slots

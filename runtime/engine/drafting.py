@@ -21,9 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
-from runtime.engine.batch import Batch, Span
+from runtime.engine.batch import Rows, lay_out
 from runtime.engine.draft_policy import CATCH_UP_ROWS, Ask, Drafted, DraftPolicy, Share
 from runtime.engine.kv_cache import KVCache
 from runtime.engine.sampling import Position, sample
@@ -145,7 +144,16 @@ class DraftModel:
             for each in work
         ]
         guessing = [each for each in work if each.wants_more]
-        batch = _batch(work, tokens, starts, block_size=self._kv.block_size, device=self._device)
+        last_rows = np.cumsum([len(new) for new in tokens]) - 1
+        batch = lay_out(
+            [
+                Rows(each.sequence.blocks, start, new)
+                for each, start, new in zip(work, starts, tokens, strict=True)
+            ],
+            logit_rows=last_rows[[each.wants_more for each in work]],
+            block_size=self._kv.block_size,
+            device=self._model.device,
+        )
         logits = self._model.forward(batch, self._kv)
         positions = [Position(each.sequence, tuple(each.drafts)) for each in guessing]
         for each, one in zip(guessing, sample(logits, positions), strict=True):
@@ -165,10 +173,6 @@ class DraftModel:
         self.policy.observe(work.sequence.draft_record, proposed=1, accepted=0)
         self.clear(work.sequence.blocks)
         work.sequence.drafted = None
-
-    @property
-    def _device(self) -> str:
-        return self._model.device
 
     def _state(self, sequence: Sequence) -> Drafted:
         """What is known of the sequence; where it has just got its blocks, what they say."""
@@ -206,38 +210,4 @@ def _ask(candidate: Candidate, state: Drafted) -> Ask:
         lag=len(sequence.tokens) - state.read,
         room=candidate.room,
         remaining=params.max_tokens - sequence.generated,
-    )
-
-
-def _batch(
-    work: list[_Work], tokens: list[list[int]], starts: list[int], *, block_size: int, device: str
-) -> Batch:
-    """The rows of each sequence; logits of the last one where a draft is wanted."""
-    spans, positions, slots, wanted, row = [], [], [], [], 0
-    for each, new, start in zip(work, tokens, starts, strict=True):
-        at = np.arange(start, start + len(new))
-        blocks = np.asarray(each.sequence.blocks)
-        positions.append(at)
-        slots.append(blocks[at // block_size] * block_size + at % block_size)
-        spans.append(Span(row, row + len(new), start + len(new)))
-        row += len(new)
-        if each.wants_more:
-            wanted.append(row - 1)
-    counts = [-(-span.context // block_size) for span in spans]
-    tables = np.empty((len(work), max(counts)), dtype=np.int64)
-    for table, each, count in zip(tables, work, counts, strict=True):
-        table[:count] = each.sequence.blocks[:count]
-        table[count:] = table[0]
-
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int64, copy=False)).to(device)
-
-    return Batch(
-        tokens=tensor(np.concatenate([np.asarray(new) for new in tokens])),
-        positions=tensor(np.concatenate(positions)),
-        slots=tensor(np.concatenate(slots)),
-        tables=tensor(tables),
-        sequences=tensor(np.repeat(np.arange(len(work)), [len(new) for new in tokens])),
-        spans=tuple(spans),
-        logit_rows=tensor(np.asarray(wanted, dtype=np.int64)),
     )

@@ -18,6 +18,7 @@ import torch
 from runtime.engine.encoder_batch import build_encoder_batch
 from runtime.engine.pooling import NOT_FINITE, is_finite, pooled_rows, sum_rows, unit_length
 from runtime.engine.request import Delta, Embedding, FinishReason, GenerationRequest
+from runtime.engine.thread import STEP_FAILED, Emit, run_to_end
 from runtime.models.registry import Encoder
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class EncoderEngine:
         *,
         max_batch_tokens: int = 512,
         max_context: int | None = None,
-        emit: Callable[[list[tuple[str, Delta]]], None],
+        emit: Emit,
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
         """`max_batch_tokens` bounds a step, but for one text that is longer by itself. `on_crash`
@@ -73,16 +74,7 @@ class EncoderEngine:
     # The loop -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        try:
-            self._loop()
-            ending = Delta(finish=FinishReason.ABORT)
-        except Exception:
-            log.exception("the engine's loop failed")
-            ending = Delta(
-                finish=FinishReason.ERROR, error="the engine stopped on a fault of its own"
-            )
-            self._on_crash()
-        self._emit([(request_id, ending) for request_id in self._waiting])
+        run_to_end(self._loop, unfinished=self._waiting, emit=self._emit, on_crash=self._on_crash)
 
     @torch.inference_mode()
     def _loop(self) -> None:
@@ -93,8 +85,7 @@ class EncoderEngine:
                 vectors = self._embed([request for request, _ in batch])
             except Exception:  # one bad batch must not end the process
                 log.exception("a step of %d texts failed", len(batch))
-                message = "the engine failed on this request; the replica's log says why"
-                failed = Delta(finish=FinishReason.ERROR, error=message)
+                failed = Delta(finish=FinishReason.ERROR, error=STEP_FAILED)
                 self._emit([(request.id, failed) for request, _ in batch])
                 continue
             finally:

@@ -37,6 +37,7 @@ from runtime.engine.sequence import Sequence
 from runtime.engine.speculator import LookupProposer, Proposer, Speculator, in_all
 from runtime.engine.step_sizes import StepSizes
 from runtime.engine.stored_prefixes import StoredPrefixes
+from runtime.engine.thread import STEP_FAILED, Emit, run_to_end
 from runtime.models.registry import Model
 
 log = logging.getLogger(__name__)
@@ -45,9 +46,6 @@ log = logging.getLogger(__name__)
 class _Signal(Enum):
     STOP = auto()
     SLEEP = auto()
-
-
-Emit = Callable[[list[tuple[str, Delta]]], None]
 
 
 class Engine:
@@ -186,16 +184,7 @@ class Engine:
     # The loop -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        try:
-            self._loop()
-            ending = Delta(finish=FinishReason.ABORT)
-        except Exception:
-            log.exception("the engine's loop failed")
-            ending = Delta(
-                finish=FinishReason.ERROR, error="the engine stopped on a fault of its own"
-            )
-            self._on_crash()
-        self._emit([(request_id, ending) for request_id in self._sequences])
+        run_to_end(self._loop, unfinished=self._sequences, emit=self._emit, on_crash=self._on_crash)
 
     @torch.inference_mode()
     def _loop(self) -> None:
@@ -267,11 +256,10 @@ class Engine:
             self._scheduler.finish(sequence)
 
     def _fail(self, plan: Plan) -> None:
-        message = "the engine failed on this request; the replica's log says why"
         deltas = []
         for chunk in plan.chunks:
             self._discard(chunk.sequence)
-            deltas.append((chunk.sequence.id, Delta(finish=FinishReason.ERROR, error=message)))
+            deltas.append((chunk.sequence.id, Delta(finish=FinishReason.ERROR, error=STEP_FAILED)))
         self._emit(deltas)
 
     def _discard(self, sequence: Sequence) -> None:
