@@ -6,10 +6,11 @@ its metrics now and then, and a `StandbysChanged` when the number of ready stand
 ends, with all it started, when the stream ends.
 """
 
-import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, get_args
 
+from glowplug import wire
 from glowplug.contracts import Assignment, Replica, ReplicaState, StartKind
 
 MAX_LINE_BYTES = 1 << 20
@@ -76,12 +77,27 @@ class StandbysChanged:
 Message = (
     Assign | Sleep | Release | Prefetch | Hello | ReplicaChanged | ReplicaMeasured | StandbysChanged
 )
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
+
+
+def _assign(*, assignment: dict[str, Any]) -> Assign:
+    return Assign(assignment=Assignment(**assignment))
+
+
+def _replica_changed(*, replica: dict[str, Any]) -> ReplicaChanged:
+    state, kind = ReplicaState(replica["state"]), StartKind(replica["start_kind"])
+    return ReplicaChanged(replica=Replica(**{**replica, "state": state, "start_kind": kind}))
+
+
+_MAKERS: dict[str, Callable[..., Message]] = {
+    **{kind.__name__: kind for kind in get_args(Message)},
+    Assign.__name__: _assign,
+    ReplicaChanged.__name__: _replica_changed,
+}
 
 
 def encode(message: Message) -> bytes:
     """One line, newline included."""
-    return json.dumps({"kind": type(message).__name__, **asdict(message)}).encode() + b"\n"
+    return wire.encode(message) + b"\n"
 
 
 def decode(line: bytes) -> Message:
@@ -90,17 +106,5 @@ def decode(line: bytes) -> Message:
     Raises:
         ValueError: not a message of this protocol.
     """
-    try:
-        fields = json.loads(line)
-        kind = _KINDS[fields.pop("kind")]
-        if "assignment" in fields:
-            fields["assignment"] = Assignment(**fields["assignment"])
-        if kind is ReplicaChanged:
-            replica = fields["replica"]
-            replica["state"] = ReplicaState(replica["state"])
-            replica["start_kind"] = StartKind(replica["start_kind"])
-            fields["replica"] = Replica(**replica)
-        message: Message = kind(**fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a pod message: {line[:200]!r} ({error})") from None
+    message: Message = wire.decode(line, _MAKERS, what="a pod message")
     return message

@@ -10,11 +10,12 @@ means that the supervisor is gone: the child ends at once. All times are `time.m
 is the same clock in every process of a machine.
 """
 
-import json
 import socket
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from glowplug import wire
 from glowplug.contracts import Assignment
 
 MAX_PACKET_BYTES = 1 << 16
@@ -123,12 +124,21 @@ Message = (
     | Drain
     | Failed
 )
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
+
+
+def _take(*, assignment: dict[str, Any], sent_s: float) -> Take:
+    return Take(assignment=Assignment(**assignment), sent_s=sent_s)
+
+
+_MAKERS: dict[str, Callable[..., Message]] = {
+    **{kind.__name__: kind for kind in get_args(Message)},
+    Take.__name__: _take,
+}
 
 
 def encode(message: Message) -> bytes:
     """One packet."""
-    return json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
+    return wire.encode(message)
 
 
 def decode(packet: bytes) -> Message:
@@ -137,14 +147,7 @@ def decode(packet: bytes) -> Message:
     Raises:
         ValueError: not a message of this protocol.
     """
-    try:
-        fields = json.loads(packet)
-        kind = _KINDS[fields.pop("kind")]
-        if kind is Take:
-            fields["assignment"] = Assignment(**fields["assignment"])
-        message: Message = kind(**fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a pod packet: {packet[:200]!r} ({error})") from None
+    message: Message = wire.decode(packet, _MAKERS, what="a pod packet")
     return message
 
 
