@@ -22,8 +22,8 @@ from snapshot.adapter_layout import (
 )
 from snapshot.adapter_source import AdapterCheckpoint, open_adapter
 from snapshot.adapter_store import AdapterStore, adapter_fingerprint
+from snapshot.durable import sync_folder
 from snapshot.model_config import ModelConfig
-from snapshot.node_cache import sync_folder
 
 _ARCHITECTURES = ("llama",)  # whose projections are layout.py's
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from glowplug.errors import CorruptSnapshot, UnsupportedModel
 from snapshot.adapter_config import MAX_RANK, MODULES, AdapterConfig, read_adapter_config
 from snapshot.adapter_layout import adapted_parts
-from snapshot.json_file import LFS_POINTER, refuse_lfs_pointer
 from snapshot.model_config import ModelConfig
+from snapshot.safetensors_file import open_safetensors
 
 WEIGHTS = "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
@@ -79,7 +79,7 @@ def open_adapter(folder: Path, config: ModelConfig) -> Iterator[AdapterCheckpoin
                 "adapter with safe_serialization=True"
             )
         raise CorruptSnapshot(f"{path}: missing; give the folder that PEFT's save_pretrained wrote")
-    with _opened(path) as file:
+    with open_safetensors(path, fix="copy it again") as file:
         shapes = {}
         for name in file.keys():  # noqa: SIM118
             stored = file.get_slice(name)
@@ -91,22 +91,6 @@ def open_adapter(folder: Path, config: ModelConfig) -> Iterator[AdapterCheckpoin
             shapes[name] = tuple(stored.get_shape())
         parts = _match(shapes, config, settings, str(path))
         yield AdapterCheckpoint(name=str(path), parts=parts, _file=file)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with path.open("rb") as start:
-            refuse_lfs_pointer(start.read(len(LFS_POINTER)), path)
-        file = safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise CorruptSnapshot(
-            f"{path}: not a whole safetensors file ({error}); copy it again"
-        ) from None
-    except OSError as error:
-        raise CorruptSnapshot(f"{path}: cannot be read ({error.strerror or error})") from None
-    with file:
-        yield file
 
 
 def _match(

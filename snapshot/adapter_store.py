@@ -8,7 +8,6 @@ The same adapter under two names, of two functions or from two folders is one fi
 
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from glowplug.errors import NotFound, SnapshotError
 from snapshot.adapter_config import CONFIG
 from snapshot.adapter_layout import ADAPTER_FORMAT
 from snapshot.manifest import Manifest, read_manifest
-from snapshot.node_cache import NodeCache, sync_folder
+from snapshot.node_cache import NodeCache
 
 ADAPTER_SEAL_VERSION = 1  # raise it when the same folder would be sealed into other bytes
 _DIGEST = re.compile(r"sha256-[0-9a-f]{64}")
@@ -56,15 +55,7 @@ class AdapterStore:
 
     def record(self, fingerprint: str, digest: str) -> None:
         """Remember, durably, what a source was sealed into."""
-        sources = self.folder / "sources"
-        sources.mkdir(parents=True, exist_ok=True)
-        with self.cache.workplace(f"adapter-source-{fingerprint}") as entry:
-            with entry.open("x") as file:
-                file.write(digest)
-                file.flush()
-                os.fsync(file.fileno())
-            entry.rename(sources / fingerprint)
-            sync_folder(sources)
+        self.cache.record(self.folder / "sources" / fingerprint, digest)
 
     def base(self, snapshot: str) -> Manifest:
         """What an adapter of this model is checked against. Raises NotFound, CorruptSnapshot."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from glowplug.errors import CorruptSnapshot, UnsupportedModel
 from snapshot.checkpoint import Checkpoint, Place, match_parts
@@ -26,8 +26,9 @@ from snapshot.hf_gemma import text_fields
 from snapshot.hf_names import hf_names, is_no_weight
 from snapshot.hf_pooling import hf_pooling, hf_text_length
 from snapshot.hf_tokenizer import hf_tokenizer
-from snapshot.json_file import LFS_POINTER, read_json_object, refuse_lfs_pointer
+from snapshot.json_file import read_json_object
 from snapshot.manifest import EmbeddingFormat
+from snapshot.safetensors_file import open_safetensors
 from snapshot.source import PICKLE_SUFFIXES
 
 _MAX_CONFIG_BYTES = 1 << 20
@@ -77,7 +78,7 @@ def _open_shards(folder: Path) -> dict[str, tuple[Path, Any]]:
     """Every tensor's name with the shard that holds it, opened."""
     tensors: dict[str, tuple[Path, Any]] = {}
     for path in _shards(folder):
-        shard = _open_shard(path)
+        shard = open_safetensors(path, fix="download it again")
         for name in shard.keys():  # noqa: SIM118
             if name in tensors:
                 raise CorruptSnapshot(
@@ -122,19 +123,6 @@ def _indexed_shards(folder: Path) -> list[Path]:
         if not (folder / file).is_file():
             raise CorruptSnapshot(f"{folder / file}: missing, the index names it; download it")
     return [folder / file for file in files]
-
-
-def _open_shard(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            refuse_lfs_pointer(file.read(len(LFS_POINTER)), path)
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise CorruptSnapshot(
-            f"{path}: not a whole safetensors file ({error}); download it again"
-        ) from None
-    except OSError as error:
-        raise CorruptSnapshot(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 def _check_tensors(

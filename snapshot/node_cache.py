@@ -25,6 +25,7 @@ from pathlib import Path
 
 from glowplug.errors import Conflict, CorruptSnapshot, NotFound, SnapshotError
 from glowplug.spec import Dtype, Quantization
+from snapshot.durable import sync_folder, write_synced
 from snapshot.locks import holders, locked, shared, try_locked
 from snapshot.manifest import MANIFEST, Manifest, read_manifest
 from snapshot.verification import verify_files
@@ -69,6 +70,18 @@ class NodeCache:
     def has(self, digest: str) -> bool:
         """Whether the snapshot is on this node."""
         return DIGEST.fullmatch(digest) is not None and (self.root / digest / MANIFEST).is_file()
+
+    def holds(self, digest: str) -> bool:
+        """Whether the snapshot is on this node and not cut short or mislabelled; one that is goes
+        to quarantine."""
+        try:
+            read_manifest(self.path(digest))
+        except NotFound:
+            return False
+        except CorruptSnapshot as error:
+            self.quarantine(digest, error.message)
+            return False
+        return True
 
     def list(self) -> Sequence[CachedSnapshot]:
         """All snapshots, newest first; damaged ones are left out."""
@@ -264,15 +277,15 @@ class NodeCache:
 
     def record_sealed(self, fingerprint: str, digest: str) -> None:
         """Remember, durably, what a source was sealed into."""
-        sources = self.root / "sources"
-        sources.mkdir(parents=True, exist_ok=True)
-        with self.workplace(f"source-{fingerprint}") as entry:
-            with entry.open("x") as file:
-                file.write(digest)
-                file.flush()
-                os.fsync(file.fileno())
-            entry.rename(sources / fingerprint)
-            sync_folder(sources)
+        self.record(self.root / "sources" / fingerprint, digest)
+
+    def record(self, path: Path, text: str) -> None:
+        """Write a small file of the cache, whole and durably, whatever was there."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self.workplace(f"record-{path.parent.parent.name}-{path.name}") as entry:
+            write_synced(entry, text.encode("ascii"))
+            entry.rename(path)
+            sync_folder(path.parent)
 
     @contextmanager
     def workplace(self, name: str) -> Iterator[Path]:
@@ -306,15 +319,6 @@ class NodeCache:
 
 def _not_found(digest: str) -> NotFound:
     return NotFound(f"no snapshot {digest[:80]!r} on this node; seal its model")
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _children(folder: Path) -> list[Path]:

@@ -4,7 +4,6 @@ Runs in a process of its own (seal_process.py), as it brings torch and reads unt
 directly in scripts. Blocking; safe to run for the same source in several processes at once.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from glowplug.errors import SnapshotError
 from glowplug.spec import Dtype, Quantization
 from snapshot.checkpoint import Checkpoint
 from snapshot.draft import about_draft, check_draft, find_draft
+from snapshot.durable import sync_folder, write_synced
 from snapshot.eviction import make_room, trim
 from snapshot.hashing import file_entry
 from snapshot.manifest import (
@@ -25,7 +25,7 @@ from snapshot.manifest import (
     Manifest,
     digest_of,
 )
-from snapshot.node_cache import NodeCache, sync_folder
+from snapshot.node_cache import NodeCache
 from snapshot.source import Source, find_source, fingerprint
 from snapshot.weights import write_weights
 from snapshot.weights_file import plan_weights
@@ -153,8 +153,5 @@ def _open(source: Source) -> Checkpoint:
 
 
 def _write(path: Path, data: bytes) -> FileEntry:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(path, data)
     return file_entry(data)

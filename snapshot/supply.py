@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound, SnapshotError
+from glowplug.errors import GlowplugError, NotFound, SnapshotError
 from glowplug.spec import FunctionSpec
 from snapshot.child_job import JobCrashed, run_job
 from snapshot.manifest import read_manifest
@@ -53,7 +53,7 @@ class SnapshotSupply:
             SnapshotError: it is not, and no store may have its snapshot.
         """
         may_be_fetched = spec.digest is not None and (
-            self._store is not None or await asyncio.to_thread(self._is_here, spec.digest)
+            self._store is not None or await asyncio.to_thread(self._cache.holds, spec.digest)
         )
         if not may_be_fetched:
             await self._sealer.recorded(spec)
@@ -69,7 +69,7 @@ class SnapshotSupply:
         why_not_fetched = None
         digest = None
         if known is not None:
-            if await asyncio.to_thread(self._is_here, known):
+            if await asyncio.to_thread(self._cache.holds, known):
                 digest = known
             elif self._store is not None:
                 why_not_fetched = await self._pull(known, progress)
@@ -122,17 +122,6 @@ class SnapshotSupply:
             raise type(error)(
                 f"{error.message} (and it was not fetched: {why_not_fetched})"
             ) from None
-
-    def _is_here(self, digest: str) -> bool:
-        """Whether the cache holds it; one that is cut short or mislabelled goes to quarantine."""
-        try:
-            read_manifest(self._cache.path(digest))
-        except NotFound:
-            return False
-        except CorruptSnapshot as error:
-            self._cache.quarantine(digest, error.message)
-            return False
-        return True
 
     async def _pull(self, digest: str, progress: Callable[[float], None]) -> str | None:
         """Fetch from the store; why that was not possible, or None."""

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glowplug.errors import CorruptSnapshot, NotFound, SnapshotError
+from snapshot.durable import sync_folder, write_synced
 from snapshot.eviction import make_room, trim, used_bytes
 from snapshot.hashing import Piece, damaged, pieces
 from snapshot.locks import locked
 from snapshot.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
-from snapshot.node_cache import NodeCache, sync_folder
+from snapshot.node_cache import NodeCache
 from snapshot.s3_store import Interrupted, S3Store
 from snapshot.signatures import MAX_SIGNATURE_BYTES, SIGNATURE
 from snapshot.verification import verify_files
@@ -53,7 +54,7 @@ def pull(store: S3Store, digest: str, *, cache: NodeCache, progress: Progress) -
         SnapshotError: it does not fit, or cannot be fetched or written.
     """
     with locked(cache.fetch_lock(digest)):
-        if _is_here(cache, digest):
+        if cache.holds(digest):
             cache.touch(digest)
             progress(1.0)
             return Pulled(fetched_bytes=0, kept_bytes=0)
@@ -109,17 +110,6 @@ def push(store: S3Store, digest: str, *, cache: NodeCache, progress: Progress) -
             store.write_small(digest, MANIFEST, (folder / MANIFEST).read_bytes())
     progress(1.0)
     return is_new
-
-
-def _is_here(cache: NodeCache, digest: str) -> bool:
-    try:
-        read_manifest(cache.path(digest))
-    except NotFound:
-        return False
-    except CorruptSnapshot as error:
-        cache.quarantine(digest, error.message)
-        return False
-    return True
 
 
 def _fill(
@@ -247,8 +237,8 @@ def _finish(store: S3Store, digest: str, manifest: bytes, *, folder: Path) -> No
     except NotFound:
         pass
     else:
-        _write(folder / SIGNATURE, signature)
-    _write(folder / MANIFEST, manifest)
+        write_synced(folder / SIGNATURE, signature, replace=True)
+    write_synced(folder / MANIFEST, manifest, replace=True)
     sync_folder(folder)
 
 
@@ -272,10 +262,3 @@ def _size_of(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -1,16 +1,15 @@
 """Write `weights.safetensors`: fuse, convert, lay out and hash a checkpoint's tensors in one pass.
 
-Called by seal.py. At most one sealed tensor is in memory at a time.
+Called by seal.py, which has made room. At most one sealed tensor is in memory at a time.
 """
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
-from glowplug.errors import CorruptSnapshot, SnapshotError
+from glowplug.errors import CorruptSnapshot
 from glowplug.spec import Dtype, Quantization
 from snapshot.block_writer import BlockWriter
 from snapshot.checkpoint import Checkpoint
@@ -37,18 +36,11 @@ def write_weights(
 
     Raises:
         CorruptSnapshot: a tensor holds a NaN or an infinity, or cannot be read.
-        SnapshotError: the disk has too little room for it.
         OSError: the disk has become full, for one.
     """
     plan = plan_weights(checkpoint.config, dtype, quantization)
     parts = part_shapes(checkpoint.config)
     torch_dtype: torch.dtype = getattr(torch, dtype)  # they have torch's names
-    free = shutil.disk_usage(path.parent).free
-    if free < plan.size_bytes:
-        raise SnapshotError(
-            f"{path.parent}: {free >> 20} MiB are free, the snapshot needs "
-            f"{plan.size_bytes >> 20}; make room or remove snapshots"
-        )
     hasher = FileHasher()
     written = 0
     with path.open("xb", buffering=0) as file:
