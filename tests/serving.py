@@ -61,11 +61,11 @@ class Serve:
     def replica(self) -> psutil.Process:
         """The one replica, once those that were released before have ended."""
 
-        def found() -> list[psutil.Process]:
-            each = [process for process in self.below() if _name(process) == "glow-replica"]
-            return each if len(each) == 1 else []
+        def only() -> list[psutil.Process]:
+            found = self._matching(lambda each: each.name() == "glow-replica")
+            return found if len(found) == 1 else []
 
-        [replica] = eventually(found, what="there is one replica")
+        [replica] = eventually(only, what="there is one replica")
         return replica
 
     def log(self) -> str:
@@ -84,16 +84,19 @@ class Serve:
         return self.process.returncode
 
     def _find(self, wanted: Callable[[psutil.Process], bool], what: str) -> psutil.Process:
+        return eventually(
+            lambda: min(self._matching(wanted), key=lambda each: each.pid, default=None),
+            what=f"a {what} runs",
+        )
+
+    def _matching(self, wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
         def matches(each: psutil.Process) -> bool:
             try:
                 return wanted(each)
             except psutil.Error:  # it ended meanwhile
                 return False
 
-        return eventually(
-            lambda: min(filter(matches, self.below()), key=lambda each: each.pid, default=None),
-            what=f"a {what} runs",
-        )
+        return list(filter(matches, self.below()))
 
 
 StartServe = Callable[..., Serve]  # takes further options of `glowplug serve`
@@ -149,10 +152,3 @@ def ask(client: Client, name: str, **params: Any) -> Answer:
 def wait_for_state(client: Client, name: str, state: str) -> None:
     """Wait until the function is in this state."""
     eventually(lambda: client.function(name)["state"] == state, what=f"{name} is {state}")
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return str(process.name())
-    except psutil.NoSuchProcess:
-        return ""

@@ -98,8 +98,7 @@ def verify(
     from glowplug.errors import CorruptSnapshot
     from snapshot.signatures import check_signature, read_public_keys
 
-    cache = _cache(data)
-    digest = _resolve(cache, digest)
+    cache, digest = _found(data, digest)
     keys = read_public_keys(key) if key else []
     with progress(digest) as update:
         update("reading", None)
@@ -123,8 +122,7 @@ def sign(
     """Sign a snapshot: its manifest, and thereby every byte of it."""
     from snapshot.signatures import sign as write_signature
 
-    cache = _cache(data)
-    digest = _resolve(cache, digest)
+    cache, digest = _found(data, digest)
     cache.verify(digest)
     write_signature(cache.path(digest), key)
     typer.echo(f"{digest} signed")
@@ -133,8 +131,7 @@ def sign(
 @app.command()
 def pin(digest: Digest, *, data: DataDir = DEFAULT_DATA) -> None:
     """Keep a snapshot in the cache whatever its limit."""
-    cache = _cache(data)
-    digest = _resolve(cache, digest)
+    cache, digest = _found(data, digest)
     cache.pin(digest)
     typer.echo(f"{digest} pinned")
 
@@ -142,8 +139,7 @@ def pin(digest: Digest, *, data: DataDir = DEFAULT_DATA) -> None:
 @app.command()
 def unpin(digest: Digest, *, data: DataDir = DEFAULT_DATA) -> None:
     """Let a snapshot leave the cache again when the room is needed."""
-    cache = _cache(data)
-    digest = _resolve(cache, digest)
+    cache, digest = _found(data, digest)
     cache.unpin(digest)
     typer.echo(f"{digest} unpinned")
 
@@ -221,8 +217,7 @@ def gc(
 @app.command()
 def rm(digest: Digest, *, data: DataDir = DEFAULT_DATA) -> None:
     """Delete a snapshot that is not in use."""
-    cache = _cache(data)
-    digest = _resolve(cache, digest)
+    cache, digest = _found(data, digest)
     cache.remove(digest)
     typer.echo(f"{digest} removed")
 
@@ -245,6 +240,12 @@ def _cache(data: Path) -> "NodeCache":
     from snapshot.node_cache import NodeCache
 
     return NodeCache(DataFolder(data.expanduser().absolute()).cache)
+
+
+def _found(data: Path, digest: str) -> "tuple[NodeCache, str]":
+    """The cache and the whole digest of a snapshot in it; see _resolve."""
+    cache = _cache(data)
+    return cache, _resolve(cache, digest)
 
 
 def _resolve(cache: "NodeCache", text: str) -> str:

@@ -8,7 +8,6 @@ thread; nothing of it is left running.
 """
 
 import asyncio
-import hashlib
 import json
 import math
 import socket
@@ -24,12 +23,12 @@ from glowplug.contracts import Assignment
 from glowplug.spec import Dtype
 from glowplug.stages import Stopwatch
 from runtime.pod.program import Start
+from snapshot.hashing import file_entry
 from snapshot.manifest import (
     MANIFEST,
     TOKENIZER,
     WEIGHTS,
     ChatFormat,
-    FileEntry,
     GenerationDefaults,
     Manifest,
     digest_of,
@@ -94,9 +93,8 @@ async def _rehearse(serve: Callable[[Start], Awaitable[None]], snapshot: str) ->
         )
         port = listener.getsockname()[1]
         async with asyncio.timeout(_LIMIT_S):
-            serving = loop.create_task(
-                _whole(
-                    serve,
+            serving = asyncio.ensure_future(
+                serve(
                     Start(
                         assignment=assignment,
                         listener=listener,
@@ -106,7 +104,7 @@ async def _rehearse(serve: Callable[[Start], Awaitable[None]], snapshot: str) ->
                         slept=lambda _asleep: None,
                         measured=lambda _text: None,
                         drain=drain,
-                    ),
+                    )
                 )
             )
             chats = loop.create_task(_chats(port))
@@ -117,10 +115,6 @@ async def _rehearse(serve: Callable[[Start], Awaitable[None]], snapshot: str) ->
                 drain.set_result(0.0)
                 await serving  # first: why it could not serve
             await chats
-
-
-async def _whole(serve: Callable[[Start], Awaitable[None]], start: Start) -> None:
-    await serve(start)
 
 
 async def _chats(port: int) -> None:
@@ -169,10 +163,7 @@ def write_toy_snapshot(cache: Path) -> str:
         bos_token_id=None,
         generation=GenerationDefaults(eos_token_ids=(_TOY.vocab_size - 1,)),
         chat=ChatFormat(template=_CHATML),
-        files={
-            name: FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
-            for name, data in files.items()
-        },
+        files={name: file_entry(data) for name, data in files.items()},
     ).to_bytes()
     digest = digest_of(manifest)
     folder = cache / digest

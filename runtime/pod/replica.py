@@ -244,7 +244,7 @@ class ModelProgram:
                     max_context=assignment.max_context,
                 ),
                 emit=client.emit,
-                prefixes=self._cache.path(assignment.snapshot) / PREFIXES,
+                prefixes=folder / PREFIXES,
                 on_crash=on_crash,
                 on_sleep=on_sleep,
                 draft=draft,
