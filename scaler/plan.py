@@ -9,6 +9,7 @@ target utilisation).
 - Up at once. Down to the highest need of the last 60 s (the stabilisation window of Kubernetes'
   HorizontalPodAutoscaler), by half at most per second, and not while a replica is starting.
 - 1 → 0 only after `idle_s` without a request; then the window no longer counts.
+- Never under the highest floor of its outlook: scheduled prewarms and forecasts only raise.
 - Always within min_replicas and max_replicas.
 - Replicas sleep after `sleep_s` without a request, if that is set: they keep their process and give
   their KV memory back. They wake by themselves.
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from glowplug.spec import FunctionSpec
+from scaler.outlook import Floor, Outlook, highest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +93,16 @@ def plan(
     history: Mapping[str, History],
     specs: Mapping[str, FunctionSpec],
     fleet: Mapping[str, Counts],
+    outlook: Mapping[str, Outlook] | None = None,
     policy: Policy = DEFAULT_POLICY,
 ) -> dict[str, Decision]:
     """Decide for every function in `specs`.
 
     `history` is what the last plan returned; a function without one is new, or the scaler was
-    restarted: then what runs is taken as what was wanted. Functions without demand or replicas may
-    be missing from the other mappings.
+    restarted: then what runs is taken as what was wanted. Functions without demand, replicas or
+    anything ahead may be missing from the other mappings.
     """
+    outlook = outlook or {}
     return {
         name: _decide(
             now_s,
@@ -106,6 +110,7 @@ def plan(
             demand=demand.get(name, Demand()),
             history=history.get(name),
             counts=fleet.get(name, Counts()),
+            floor=highest(outlook.get(name, Outlook()).floors, now_s),
             policy=policy,
         )
         for name, spec in specs.items()
@@ -119,6 +124,7 @@ def _decide(
     demand: Demand,
     history: History | None,
     counts: Counts,
+    floor: Floor | None,
     policy: Policy,
 ) -> Decision:
     # During a roll both revisions run, each standing for the same requests: never their sum.
@@ -148,12 +154,14 @@ def _decide(
 
     desired = need
     if need < before:
-        floor = 0 if is_idle else max(1, needs[0][1])
+        hold = 0 if is_idle else max(1, needs[0][1])
         if before > 1:
-            floor = max(floor, before - before // 2)
+            hold = max(hold, before - before // 2)
         if counts.starting or (before > 1 and now_s - history.lowered_s < policy.lower_every_s):
-            floor = before
-        desired = min(before, max(need, floor))
+            hold = before
+        desired = min(before, max(need, hold))
+    if floor is not None:
+        desired = max(desired, floor.replicas)
     desired = min(max(desired, spec.min_replicas), spec.max_replicas)
 
     reason = history.reason
@@ -167,7 +175,13 @@ def _decide(
         else:
             why_fewer = f"no more than {needs[0][1]} needed for {policy.scale_down_delay_s:g} s"
         why = _why(
-            spec, demand=demand, before=before, desired=desired, need=need, why_fewer=why_fewer
+            spec,
+            demand=demand,
+            before=before,
+            desired=desired,
+            need=need,
+            floor=floor,
+            why_fewer=why_fewer,
         )
         reason = f"{why}: {history.desired} → {desired}"
     return Decision(
@@ -201,11 +215,20 @@ def _window(
 
 
 def _why(
-    spec: FunctionSpec, *, demand: Demand, before: int, desired: int, need: int, why_fewer: str
+    spec: FunctionSpec,
+    *,
+    demand: Demand,
+    before: int,
+    desired: int,
+    need: int,
+    floor: Floor | None,
+    why_fewer: str,
 ) -> str:
     """Why `before` becomes `desired`; both are 0 when what was wanted never came to be."""
     if desired <= before:
         return f"max_replicas is {spec.max_replicas}" if before > spec.max_replicas else why_fewer
+    if need < desired and floor is not None and floor.replicas >= desired > spec.min_replicas:
+        return floor.reason
     if need < desired:
         return f"min_replicas is {spec.min_replicas}"
     if before > 0:

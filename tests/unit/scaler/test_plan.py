@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glowplug.spec import FunctionSpec
+from scaler.outlook import Floor, Outlook
 from scaler.plan import Counts, Demand, Policy, plan, target_per_replica
 
 NOTHING = Counts()
@@ -18,7 +19,7 @@ def make_spec(**changes):
     return FunctionSpec(**{"name": "f", "model": "m", "max_replicas": 10, "idle_s": 30, **changes})
 
 
-def decide(now_s, demand, counts, *, spec=None, last=None, policy=None):
+def decide(now_s, demand, counts, *, spec=None, last=None, policy=None, floors=()):
     """One function, one plan; `last` is the decision before."""
     return plan(
         now_s,
@@ -26,6 +27,7 @@ def decide(now_s, demand, counts, *, spec=None, last=None, policy=None):
         history={"f": last.history} if last else {},
         specs={"f": spec or make_spec()},
         fleet={"f": counts},
+        outlook={"f": Outlook(floors=tuple(floors))},
         policy=policy or Policy(),
     )["f"]
 
@@ -70,6 +72,30 @@ def test_what_drains_at_zero_starts_nothing():
 def test_a_function_without_demand_or_fleet_stays_at_zero():
     decision = plan(0, {}, history={}, specs={"f": make_spec()}, fleet={})["f"]
     assert (decision.desired, decision.reason) == (0, "nobody has called it yet")
+
+
+def morning(replicas, *, reason="prewarm 'morning'"):
+    return Floor(from_s=10, until_s=100, replicas=replicas, reason=reason)
+
+
+def test_a_floor_raises_from_its_launch_to_its_end():
+    asked = [decide(now_s, Demand(), NOTHING, floors=[morning(2)]) for now_s in (9.9, 10, 99.9)]
+    assert [decision.desired for decision in asked] == [0, 2, 2]
+    assert asked[1].reason == "prewarm 'morning': 0 → 2"
+    after = decide(100, Demand(), Counts(ready=2), floors=[morning(2)], last=asked[2])
+    assert after.desired == 1  # halved at once; the last one goes when idle
+    assert decide(130, Demand(), Counts(ready=1), floors=[morning(2)], last=after).desired == 0
+
+
+def test_overlapping_floors_do_not_add_up():
+    floors = [morning(2), morning(3, reason="forecast"), morning(1)]
+    decision = decide(10, Demand(), NOTHING, floors=floors)
+    assert (decision.desired, decision.reason) == (3, "forecast: 0 → 3")
+
+
+def test_a_floor_keeps_to_max_replicas_and_never_lowers():
+    assert decide(10, Demand(), NOTHING, floors=[morning(50)]).desired == 10
+    assert decide(10, Demand(in_flight=40), Counts(ready=4), floors=[morning(1)]).desired == 4
 
 
 def test_up_at_once_with_load():
