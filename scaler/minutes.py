@@ -1,0 +1,14 @@
+"""Minute: what one function's traffic was in one minute. History keeps them, forecasts read them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Minute:
+    """One bin of one function. Minutes without a request are not kept."""
+
+    minute: int  # since 1970-01-01 00:00 UTC
+    arrivals: int = 0
+    peak: int = 0  # most requests in flight and queued at one moment
+    finished: int = 0
+    service_s: float = 0.0  # of the finished ones, together: at a replica, not in the queue
