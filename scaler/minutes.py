@@ -1,4 +1,4 @@
-"""Minute: what one function's traffic was in one minute. History keeps them, forecasts read them."""
+"""Minute: one function's traffic in one minute. History keeps them, forecasts read them."""
 
 from dataclasses import dataclass
 
