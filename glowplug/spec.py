@@ -74,6 +74,7 @@ def parse_bytes(value: object) -> object:
 
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(allow_inf_nan=False)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+IdleTime = Literal["auto"] | Annotated[Seconds, Field(ge=0, le=7 * 86400)]
 
 
 class QueueLimits(BaseModel):
@@ -147,7 +148,13 @@ class FunctionSpec(BaseModel):
 
     min_replicas: int = Field(0, ge=0, le=1000)
     max_replicas: int = Field(1, ge=1, le=1000)
-    idle_s: Seconds = Field(60.0, ge=0, le=7 * 86400, description="idle time until scale to zero")
+    idle_s: IdleTime = Field("auto", description="idle time until scale to zero; auto: learned")
+    cold_start_cost_s: Seconds | None = Field(
+        None,
+        ge=0,
+        le=30 * 86400,
+        description="replica time that avoiding one cold start is worth, for idle_s auto",
+    )
 
     sleep_s: Seconds | None = Field(
         None,

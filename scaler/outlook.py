@@ -4,8 +4,14 @@ Plain values. Scheduled prewarms and forecasts both end as floors; plan() raises
 lowers for them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from scaler.rates import Season
+
+# Before the first start of a function is measured.
+DEFAULT_START_S = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +30,20 @@ class Outlook:
     """What lies ahead of one function."""
 
     floors: tuple[Floor, ...] = ()
+    start_s: float = DEFAULT_START_S  # what a start takes, on the cautious side
+    season: Season | None = None  # of its calls by hour of the week
+    prewarm: bool = False  # start where the season makes a call likely
 
 
 def highest(floors: Sequence[Floor], now_s: float) -> Floor | None:
     """The floor that asks for the most now; overlapping ones do not add up."""
+    if not floors:
+        return None
     active = [floor for floor in floors if floor.from_s <= now_s < floor.until_s]
     return max(active, key=lambda floor: floor.replicas, default=None)
+
+
+def next_edge(floors: Sequence[Floor], now_s: float) -> float:
+    """When the next floor begins or ends; infinity without one."""
+    edges = (edge for floor in floors for edge in (floor.from_s, floor.until_s))
+    return min((edge for edge in edges if edge > now_s), default=math.inf)

@@ -8,7 +8,7 @@ target utilisation).
 - need = ceil(D / T); from zero only for requests that wait or came and left since the last plan.
 - Up at once. Down to the highest need of the last 60 s (the stabilisation window of Kubernetes'
   HorizontalPodAutoscaler), by half at most per second, and not while a replica is starting.
-- 1 → 0 only after `idle_s` without a request; then the window no longer counts.
+- 1 → 0 only by the idle policy (scaler/idle.py); then the window no longer counts.
 - Never under the highest floor of its outlook: scheduled prewarms and forecasts only raise.
 - Always within min_replicas and max_replicas.
 - Replicas sleep after `sleep_s` without a request, if that is set: they keep their process and give
@@ -16,11 +16,14 @@ target utilisation).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from glowplug.spec import FunctionSpec
-from scaler.outlook import Floor, Outlook, highest
+from scaler import idle
+from scaler.idle import Verdict
+from scaler.outlook import Floor, Outlook, highest, next_edge
+from scaler.rates import Pattern, Season, Shared, Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,9 @@ class Policy:
 
 
 DEFAULT_POLICY = Policy()
+_NOTHING_AHEAD = Outlook()
+_BUSY = Verdict(over=False)
+_JUST_IDLE = Verdict(over=False, recheck_s=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +75,8 @@ class History:
     started: bool  # a replica has existed since the function last was at zero
     needs: tuple[tuple[float, int], ...]  # (time, need) in the window; each need under the last
     lowered_s: float = -math.inf
+    pattern: Pattern | None = None  # of its calls, once there was one
+    busy: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +87,8 @@ class Decision:
     reason: str
     history: History
     sleep: bool = False  # those that stay have been idle long enough to sleep
+    span: Span | None = None  # of idleness that has passed, for `learn`
+    recheck_s: float = math.inf  # without news nothing changes before that time, from now
 
 
 def target_per_replica(spec: FunctionSpec) -> int:
@@ -94,6 +104,7 @@ def plan(
     specs: Mapping[str, FunctionSpec],
     fleet: Mapping[str, Counts],
     outlook: Mapping[str, Outlook] | None = None,
+    shared: Shared | None = None,
     policy: Policy = DEFAULT_POLICY,
 ) -> dict[str, Decision]:
     """Decide for every function in `specs`.
@@ -103,6 +114,7 @@ def plan(
     anything ahead may be missing from the other mappings.
     """
     outlook = outlook or {}
+    shared = shared or Shared(since_s=now_s, at_s=now_s)
     return {
         name: _decide(
             now_s,
@@ -110,11 +122,20 @@ def plan(
             demand=demand.get(name, Demand()),
             history=history.get(name),
             counts=fleet.get(name, Counts()),
-            floor=highest(outlook.get(name, Outlook()).floors, now_s),
+            outlook=outlook.get(name, _NOTHING_AHEAD),
+            shared=shared,
             policy=policy,
         )
         for name, spec in specs.items()
     }
+
+
+def learn(shared: Shared, now_s: float, decisions: Iterable[Decision]) -> Shared:
+    """What the functions have in common, after a plan at `now_s`; the next plan takes it."""
+    for decision in decisions:
+        if decision.span is not None:
+            shared = shared.learn(now_s, decision.span)
+    return shared
 
 
 def _decide(
@@ -124,19 +145,13 @@ def _decide(
     demand: Demand,
     history: History | None,
     counts: Counts,
-    floor: Floor | None,
+    outlook: Outlook,
+    shared: Shared,
     policy: Policy,
 ) -> Decision:
     # During a roll both revisions run, each standing for the same requests: never their sum.
     running = max(counts.starting + counts.ready, counts.outdated)
-    if history is None:
-        history = History(
-            desired=running,
-            reason=f"found running: {running}" if running else "nobody has called it yet",
-            last_active_s=now_s,
-            started=running > 0,
-            needs=((now_s, running),) if running else (),
-        )
+    history = history or _found(now_s, running)
     # What ran and died is wanted back while the function is not idle; what never ran is not.
     started = running > 0 or (history.started and not counts.failing)
     before = history.desired if started else 0
@@ -144,7 +159,21 @@ def _decide(
     active = demand.total > 0 or demand.arrivals > 0
     last_active_s = now_s if active else _latest(now_s, history, demand)
     idle_s = now_s - last_active_s
-    is_idle = not active and idle_s >= spec.idle_s
+    pattern, span = _pattern(now_s, demand, history, shared=shared, season=outlook.season)
+    verdict = _BUSY if demand.total else _JUST_IDLE
+    if not active:
+        verdict = idle.judge(
+            now_s,
+            spec,
+            idle_s=idle_s,
+            running=running > 0,
+            pattern=pattern,
+            shared=shared,
+            outlook=outlook,
+        )
+    floor = highest(outlook.floors, now_s)
+    if floor is None and verdict.likely:
+        floor = idle.prewarm(now_s, verdict)
 
     need = math.ceil(demand.total / target_per_replica(spec))
     if before == 0 and running == 0 and demand.queued == 0:
@@ -154,7 +183,7 @@ def _decide(
 
     desired = need
     if need < before:
-        hold = 0 if is_idle else max(1, needs[0][1])
+        hold = 0 if verdict.over else max(1, needs[0][1])
         if before > 1:
             hold = max(hold, before - before // 2)
         if counts.starting or (before > 1 and now_s - history.lowered_s < policy.lower_every_s):
@@ -170,8 +199,8 @@ def _decide(
             why_fewer = "its replicas fail and no request waits"
         elif before == 0:
             why_fewer = "no request waits any more"
-        elif is_idle:
-            why_fewer = f"idle for {idle_s:.1f} s (limit {spec.idle_s:g} s)"
+        elif verdict.over:
+            why_fewer = idle.why_over(verdict, idle_s)
         else:
             why_fewer = f"no more than {needs[0][1]} needed for {policy.scale_down_delay_s:g} s"
         why = _why(
@@ -184,6 +213,9 @@ def _decide(
             why_fewer=why_fewer,
         )
         reason = f"{why}: {history.desired} → {desired}"
+    recheck_s = min(verdict.recheck_s, next_edge(outlook.floors, now_s) - now_s)
+    if desired > max(need, spec.min_replicas, 0 if verdict.over else 1):
+        recheck_s = min(recheck_s, policy.lower_every_s)
     return Decision(
         desired=desired,
         reason=reason,
@@ -194,9 +226,41 @@ def _decide(
             started=started and desired > 0,
             needs=needs,
             lowered_s=now_s if desired < before else history.lowered_s,
+            pattern=pattern,
+            busy=demand.total > 0,
         ),
         sleep=not active and spec.sleep_s is not None and idle_s >= spec.sleep_s,
+        span=span,
+        recheck_s=recheck_s,
     )
+
+
+def _found(now_s: float, running: int) -> History:
+    """Of a function that is new, or that the scaler finds after a restart."""
+    return History(
+        desired=running,
+        reason=f"found running: {running}" if running else "nobody has called it yet",
+        last_active_s=now_s,
+        started=running > 0,
+        needs=((now_s, running),) if running else (),
+    )
+
+
+def _pattern(
+    now_s: float, demand: Demand, history: History, *, shared: Shared, season: Season | None
+) -> tuple[Pattern | None, Span | None]:
+    """The pattern of its calls brought up to now, and the idleness that was learned from."""
+    pattern, called = history.pattern, demand.total > 0 or demand.arrivals > 0
+    if pattern is None:
+        if not called:
+            return None, None
+        clock_s = shared.clock(now_s)
+        return Pattern(since_s=now_s, settled_s=now_s, settled_clock_s=clock_s), None
+    if history.busy:
+        return (pattern if demand.total else pattern.idle_from(now_s, shared)), None
+    if called or pattern.due(now_s):
+        return pattern.settle(now_s, shared, season, ended=called)
+    return pattern, None
 
 
 def _latest(now_s: float, history: History, demand: Demand) -> float:
