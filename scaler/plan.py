@@ -12,7 +12,7 @@ target utilisation).
 - Never under the highest floor of its outlook: scheduled prewarms and forecasts only raise.
 - Always within min_replicas and max_replicas.
 - Replicas sleep after `sleep_s` without a request, if that is set: they keep their process and give
-  their KV memory back. They wake by themselves.
+  their KV memory back. They wake by themselves. Under a floor they stay awake.
 """
 
 import math
@@ -195,7 +195,7 @@ def _decide(
             needs=needs,
             lowered_s=now_s if desired < before else history.lowered_s,
         ),
-        sleep=not active and spec.sleep_s is not None and idle_s >= spec.sleep_s,
+        sleep=not active and floor is None and spec.sleep_s is not None and idle_s >= spec.sleep_s,
     )
 
 

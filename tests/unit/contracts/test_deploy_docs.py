@@ -10,7 +10,8 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from glowplug.cli.main import app
-from glowplug.spec import MAX_ADAPTERS, FunctionSpec, QueueLimits, parse_bytes, parse_duration
+from glowplug.fields import parse_bytes, parse_duration
+from glowplug.spec import MAX_ADAPTERS, FunctionSpec, QueueLimits
 
 DEPLOY_MD = Path(__file__).parents[3] / "docs" / "deploy.md"
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glowplug.errors import InvalidSpec
-from glowplug.spec import FunctionSpec, QueueLimits, parse_bytes, parse_duration, parse_spec
+from glowplug.fields import parse_bytes, parse_duration
+from glowplug.spec import FunctionSpec, QueueLimits, parse_spec
 
 MINIMAL = {"name": "smol", "model": "/models/smol.gguf"}
 
