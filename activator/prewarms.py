@@ -53,14 +53,16 @@ class Prewarms:
         """GET /v1/functions/{name}/prewarms."""
         require_admin(exchange_of(request.scope).identity)
         spec = (await self._existing(request.path_params["name"])).spec
-        data = [self._represent(spec, schedule) for schedule in spec.schedules]
+        runs = self._runs(spec.name)
+        data = [_represent(spec, schedule, runs) for schedule in spec.schedules]
         return JSONResponse({"object": "list", "data": data})
 
     async def get(self, request: Request) -> Response:
         """GET /v1/functions/{name}/prewarms/{prewarm}."""
         require_admin(exchange_of(request.scope).identity)
         spec = (await self._existing(request.path_params["name"])).spec
-        return JSONResponse(self._represent(spec, _named(spec, request.path_params["prewarm"])))
+        schedule = _named(spec, request.path_params["prewarm"])
+        return JSONResponse(_represent(spec, schedule, self._runs(spec.name)))
 
     async def put(self, request: Request) -> Response:
         """PUT /v1/functions/{name}/prewarms/{prewarm}: 201 where it is new, 200 where it replaces
@@ -84,7 +86,7 @@ class Prewarms:
             return with_schedule(spec, schedule)
 
         spec = (await self._registry.change(name, change)).spec
-        body = self._represent(spec, schedule)
+        body = _represent(spec, schedule, self._runs(name))
         if was_there:
             return JSONResponse(body)
         location = _ONE.format(name=name, prewarm=prewarm)
@@ -98,19 +100,11 @@ class Prewarms:
         await self._registry.change(name, lambda spec: without_schedule(spec, prewarm))
         return Response(status_code=204)
 
-    def _represent(self, spec: FunctionSpec, schedule: Schedule) -> dict[str, Any]:
+    def _runs(self, name: str) -> Sequence[PrewarmRun]:
         try:
-            runs = self._endpoints.status(spec.name).prewarms
+            return self._endpoints.status(name).prewarms
         except NotFound:  # just created: the scaler has not seen it yet
-            runs = ()
-        own = [represent_run(run) for run in runs if run.name == schedule.name]
-        return {
-            "name": schedule.name,
-            "function": spec.name,
-            "spec": schedule.model_dump(mode="json"),
-            "state": _state(schedule, own),
-            "runs": own,
-        }
+            return ()
 
 
 def represent_run(run: PrewarmRun) -> dict[str, Any]:
@@ -128,6 +122,19 @@ def represent_run(run: PrewarmRun) -> dict[str, Any]:
         "replicas": run.replicas,
         "timezone": run.timezone,
         "active": run.active,
+    }
+
+
+def _represent(
+    spec: FunctionSpec, schedule: Schedule, runs: Sequence[PrewarmRun]
+) -> dict[str, Any]:
+    own = [run for run in runs if run.name == schedule.name]
+    return {
+        "name": schedule.name,
+        "function": spec.name,
+        "spec": schedule.model_dump(mode="json"),
+        "state": _state(schedule, own),
+        "runs": [represent_run(run) for run in own],
     }
 
 
@@ -172,10 +179,10 @@ def _named(spec: FunctionSpec, prewarm: str) -> Schedule:
     )
 
 
-def _state(schedule: Schedule, runs: Sequence[dict[str, Any]]) -> str:
+def _state(schedule: Schedule, runs: Sequence[PrewarmRun]) -> str:
     """`paused`, `active`, `waiting` or, for a time that is past, `over`."""
     if not schedule.enabled:
         return "paused"
-    if any(run["active"] for run in runs):
+    if any(run.active for run in runs):
         return "active"
     return "over" if schedule.at is not None and not runs else "waiting"

@@ -224,11 +224,11 @@ class Client:
             ) from None
 
 
-def _segment(name: str) -> str:
-    """A function's name as a part of a path; the server checks the rest."""
+def _segment(name: str, *, of: str = "function") -> str:
+    """A name as a part of a path; the server checks the rest."""
     if re.fullmatch(r"[A-Za-z0-9_-]+", name) is None:
         raise errors.InvalidRequest(
-            f"name: {name!r} cannot be a function's name; use lower-case letters, digits and '-'",
+            f"name: {name!r} cannot be a {of}'s name; use lower-case letters, digits and '-'",
             param="name",
         )
     return name
@@ -236,7 +236,7 @@ def _segment(name: str) -> str:
 
 def _prewarm_path(function: str, name: str | None = None) -> str:
     path = f"/v1/functions/{_segment(function)}/prewarms"
-    return path if name is None else f"{path}/{_segment(name)}"
+    return path if name is None else f"{path}/{_segment(name, of='prewarm')}"
 
 
 def _encoded(body: Json) -> bytes:

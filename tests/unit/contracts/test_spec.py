@@ -147,6 +147,7 @@ SCALING = {
     "start_timeout_s": 5,
     "request_timeout_s": 5,
     "queue": {"max_requests": 5},
+    "schedules": [{"name": "morning", "cron": "0 8 * * 1-5", "duration": "2h"}],
 }
 
 
