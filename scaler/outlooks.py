@@ -12,6 +12,7 @@ clock is set back meanwhile; one that is set forward past a launch, or a start, 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from glowplug.contracts import PrewarmRun
 from glowplug.schedule import Schedule
@@ -21,8 +22,9 @@ from scaler.state import Tracked
 
 UNMEASURED_START_S = 4.0  # before the first start of a function
 MARGIN_S = 4.0
-AHEAD = 3  # windows of a schedule that are kept and shown, beside the one that is on
+AHEAD = 4  # windows of a schedule that are looked for at once, beside the one that is on
 _SET_BACK_S = 600.0  # a wall clock set back by less does not end what was launched
+_DRIFT_S = 0.01  # of the clocks against each other, until floors are made anew
 
 
 @dataclass
@@ -30,19 +32,23 @@ class _Prewarm:
     """One schedule, with its windows around the time that it was asked last."""
 
     schedule: Schedule
+    spread: float  # 0 to 1: looking for windows takes a while, so not all do it at one moment
     begun_s: float = -math.inf  # the start of the newest window whose launch time has come
     _windows: list[Window] = field(default_factory=list)
-    _from_s: float = math.inf  # the windows are right from here
+    _from_s: float = math.inf  # they are right from here
     _to_s: float = -math.inf  # up to here
 
     def windows(self, wall_s: float) -> list[Window]:
         """What is on, and the next."""
         if not self._from_s <= wall_s < self._to_s:
             self._windows = windows(self.schedule, wall_s, ahead=AHEAD)
-            starts = (window.start_s for window in self._windows)
-            self._from_s = wall_s
-            self._to_s = min((start for start in starts if start > wall_s), default=math.inf)
-        return [window for window in self._windows if window.end_s > wall_s]
+            self._from_s, self._to_s = wall_s, math.inf
+            if len(self._windows) >= AHEAD:  # else these are all that there are
+                before, until = (window.start_s for window in self._windows[-3:-1])
+                self._to_s = before + (until - before) * (0.25 + self.spread / 2)
+        begun = [window for window in self._windows if window.start_s <= wall_s]
+        on = [window for window in begun[-1:] if window.end_s > wall_s]
+        return on + self._windows[len(begun) :]
 
     def launched(self, wall_s: float, lead_s: float) -> list[tuple[Window, bool]]:
         """The same, each with whether its replicas are wanted now."""
@@ -52,6 +58,30 @@ class _Prewarm:
         due = (window.start_s for window in found if window.start_s - lead_s <= wall_s)
         self.begun_s = max(self.begun_s, *due, -math.inf)
         return [(window, window.start_s <= self.begun_s) for window in found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """An outlook and what it was made from. It is right from `now_s` to `edge_s`, on plan's clock,
+    where the next floor begins or ends."""
+
+    schedules: list[Schedule]
+    lead_s: float
+    ahead_s: float
+    now_s: float
+    edge_s: float
+    outlook: Outlook
+
+    def holds(
+        self, schedules: list[Schedule], *, lead_s: float, ahead_s: float, now_s: float
+    ) -> bool:
+        """Whether it would be the same now."""
+        return (
+            schedules is self.schedules
+            and lead_s == self.lead_s
+            and abs(ahead_s - self.ahead_s) < _DRIFT_S
+            and self.now_s <= now_s < self.edge_s
+        )
 
 
 _NOTHING: tuple[list[Schedule], list[_Prewarm]] = ([], [])
@@ -65,20 +95,36 @@ class Outlooks:
         self._now = now
         self._wall = wall
         self._prewarms: dict[str, tuple[list[Schedule], list[_Prewarm]]] = {}  # by function
-        self._edges: dict[str, float] = {}  # when each function's floors change next, on `now`
+        self._looks: dict[str, _Look] = {}  # the last of each function that has an outlook
+        self._edges: dict[str, float] = {}  # theirs, until they have been told
 
     def look(self, functions: Iterable[Tracked], now_s: float) -> dict[str, Outlook]:
         """The outlook of each function that has one."""
-        ahead_s = self._wall() - now_s
+        ahead_s = self._wall() - now_s  # of the wall clock
         found: dict[str, Outlook] = {}
         for tracked in functions:
-            self._edges.pop(tracked.name, None)
-            floors = self._scheduled(tracked, now_s, ahead_s)
-            if floors:
-                found[tracked.name] = Outlook(floors=tuple(floors))
-                times = (time for floor in floors for time in (floor.from_s, floor.until_s))
-                later = [time for time in times if time > now_s]
-                self._edges[tracked.name] = min(later, default=math.inf)
+            name, schedules = tracked.name, tracked.function.spec.schedules
+            if not schedules:
+                if name in self._prewarms:
+                    self.forget(name)
+                continue
+            lead_s = start_s(tracked) + MARGIN_S
+            look = self._looks.get(name)
+            known = look is not None and look.holds(
+                schedules, lead_s=lead_s, ahead_s=ahead_s, now_s=now_s
+            )
+            if look is None or not known:
+                floors = self._scheduled(tracked, lead_s=lead_s, ahead_s=ahead_s, now_s=now_s)
+                look = self._looks[name] = _Look(
+                    schedules=schedules,
+                    lead_s=lead_s,
+                    ahead_s=ahead_s,
+                    now_s=now_s,
+                    edge_s=_next_edge_s(floors, now_s),
+                    outlook=Outlook(floors=floors),
+                )
+            self._edges[name] = look.edge_s
+            found[name] = look.outlook
         return found
 
     @property
@@ -117,29 +163,31 @@ class Outlooks:
     def forget(self, function: str) -> None:
         """It is deleted."""
         self._prewarms.pop(function, None)
+        self._looks.pop(function, None)
         self._edges.pop(function, None)
 
-    def _scheduled(self, tracked: Tracked, now_s: float, ahead_s: float) -> list[Floor]:
-        """`ahead_s` is how far the wall clock is ahead of `now`."""
-        lead_s = start_s(tracked) + MARGIN_S
-        return [
-            Floor(
-                from_s=min(now_s, from_s) if launched else from_s,
-                until_s=window.end_s - ahead_s,
-                replicas=prewarm.schedule.min_replicas,
-                reason=_reason(prewarm.schedule, window),
-            )
-            for prewarm in self._of(tracked)
-            for window, launched in prewarm.launched(now_s + ahead_s, lead_s)
-            for from_s in [window.start_s - lead_s - ahead_s]
-        ]
+    def _scheduled(
+        self, tracked: Tracked, *, lead_s: float, ahead_s: float, now_s: float
+    ) -> tuple[Floor, ...]:
+        floors = []
+        for prewarm in self._of(tracked):
+            for window, launched in prewarm.launched(now_s + ahead_s, lead_s):
+                from_s = window.start_s - lead_s - ahead_s
+                floor = Floor(
+                    from_s=min(now_s, from_s) if launched else from_s,
+                    until_s=window.end_s - ahead_s,
+                    replicas=prewarm.schedule.min_replicas,
+                    reason=_reason(prewarm.schedule, window),
+                )
+                floors.append(floor)
+        return tuple(floors)
 
     def _of(self, tracked: Tracked) -> list[_Prewarm]:
         """Its schedules as they are now; what has not changed keeps what is known of it."""
         schedules = tracked.function.spec.schedules
         last, known = self._prewarms.get(tracked.name, _NOTHING)
         if schedules is not last:
-            known = [_continued(schedule, known) for schedule in schedules]
+            known = [_continued(tracked.name, schedule, known) for schedule in schedules]
             self._prewarms[tracked.name] = schedules, known
         return known
 
@@ -150,11 +198,18 @@ def start_s(tracked: Tracked) -> float:
     return starts[math.ceil(0.95 * len(starts)) - 1] if starts else UNMEASURED_START_S
 
 
-def _continued(schedule: Schedule, known: list[_Prewarm]) -> _Prewarm:
+def _next_edge_s(floors: Iterable[Floor], now_s: float) -> float:
+    times = (time for floor in floors for time in (floor.from_s, floor.until_s))
+    return min((time for time in times if time > now_s), default=math.inf)
+
+
+def _continued(function: str, schedule: Schedule, known: list[_Prewarm]) -> _Prewarm:
     before = next((each for each in known if each.schedule.name == schedule.name), None)
-    if before is None:
-        return _Prewarm(schedule)
-    return before if before.schedule == schedule else _Prewarm(schedule, begun_s=before.begun_s)
+    if before is not None and before.schedule == schedule:
+        return before
+    begun_s = -math.inf if before is None else before.begun_s
+    spread = crc32(f"{function}/{schedule.name}".encode()) / 2**32
+    return _Prewarm(schedule, spread, begun_s=begun_s)
 
 
 def _reason(schedule: Schedule, window: Window) -> str:

@@ -16,11 +16,21 @@ STATE_STYLES = {"active": "green", "paused": "yellow", "over": "dim"}
 def prewarm_table(prewarms: "Sequence[Json]") -> Table:
     """One row a prewarm, with the run that is on or next."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("NAME", "WHEN", "ZONE", "FOR", "REPLICAS", "STATE", "READY BY", "LAUNCH"):
+    for column in (
+        "NAME",
+        "WHEN",
+        "ZONE",
+        "FOR",
+        "REPLICAS",
+        "STATE",
+        "READY BY",
+        "LAUNCH",
+        "UNTIL",
+    ):
         table.add_column(column, overflow="fold")
     for prewarm in prewarms:
         spec, state = prewarm["spec"], prewarm["state"]
-        run = prewarm["runs"][0] if prewarm["runs"] else {"ready_by": "–", "launch": "–"}
+        ready_by, launch, until = _times(prewarm["runs"][0]) if prewarm["runs"] else ("–",) * 3
         table.add_row(
             prewarm["name"],
             escape(spec["cron"] or spec["at"]),
@@ -28,8 +38,9 @@ def prewarm_table(prewarms: "Sequence[Json]") -> Table:
             span(spec["duration"]),
             str(spec["min_replicas"]),
             f"[{STATE_STYLES.get(state, 'default')}]{state}[/]",
-            run["ready_by"],
-            run["launch"],
+            ready_by,
+            launch,
+            until,
         )
     return table
 
@@ -40,17 +51,29 @@ def run_table(runs: "Sequence[Json]") -> Table:
     for column in ("", "replicas", "ready by", "zone", "launch", "until", ""):
         table.add_column(column)
     for run in runs:
+        ready_by, launch, until = _times(run)
         table.add_row(
             run["name"],
             str(run["replicas"]),
-            run["ready_by"],
+            ready_by,
             run["timezone"],
-            run["launch"],
-            run["until"],
+            launch,
+            until,
             "active" if run["active"] else "",
             style="green" if run["active"] else None,
         )
     return table
+
+
+def _times(run: "Json") -> tuple[str, str, str]:
+    """Ready by, launch and until; of the last two the date only where it is another."""
+    date, _, _ = run["ready_by"].partition("T")
+
+    def short(text: str) -> str:
+        day, _, time = text.partition("T")
+        return time[:8] if day == date else f"{day} {time[:8]}"
+
+    return run["ready_by"].replace("T", " "), short(run["launch"]), short(run["until"])
 
 
 def span(seconds: float) -> str:

@@ -210,6 +210,20 @@ def test_a_forgotten_function_has_no_edge() -> None:
     assert clocks.outlooks.next_edge_s == float("inf")
 
 
+def test_what_is_shown_is_right_however_it_was_looked_for() -> None:
+    """The windows that are kept, over weeks in odd steps, against those looked for anew."""
+    hourly = MORNING | {"name": "h", "cron": "7 */5 * * *", "duration": "90m"}
+    clocks, function = Clocks(), tracked(MORNING, hourly)
+    for step in range(400):
+        clocks.go((step * 7919) % 9000)
+        kept = clocks.outlooks.runs(function)
+        anew = Clocks(clocks.wall_s).outlooks.runs(function)
+        for name in ("morning", "h"):
+            mine = [run for run in kept if run.name == name]
+            assert mine == [run for run in anew if run.name == name][: len(mine)]
+            assert sum(not run.active for run in mine) >= 1
+
+
 def test_runs_are_the_one_that_is_on_and_the_next() -> None:
     once = {"name": "once", "at": "2028-06-05T09:00", "duration": "1h", "timezone": "Europe/Berlin"}
     clocks = Clocks(MONDAY_8 + 60)
@@ -221,6 +235,7 @@ def test_runs_are_the_one_that_is_on_and_the_next() -> None:
         ("morning", day, False),
         ("morning", 2 * day, False),
         ("morning", 3 * day, False),
+        ("morning", 4 * day, False),
     ]
     assert runs[0].until_s == MONDAY_8 + 7200
     assert runs[0].replicas == 2
