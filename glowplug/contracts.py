@@ -150,15 +150,13 @@ class Registry(Protocol):
 
     async def put(self, spec: FunctionSpec) -> Function:
         """Create or update. Clears `snapshot` and `failure`: deploying again heals what has gone
-        missing, and where the snapshot is still there sealing is a look-up. The schedules stay
-        where `spec` was made without mentioning any (`model_fields_set`). Raises InvalidSpec where
-        they do not fit it."""
+        missing, and where the snapshot is still there sealing is a look-up. A `spec` that mentions
+        no schedules (`model_fields_set`) keeps those there are: InvalidSpec if they do not fit."""
         ...
 
     async def change(self, name: str, change: Callable[[FunctionSpec], FunctionSpec]) -> Function:
-        """Replace a function's spec by `change(spec)`, which keeps the name; no other write comes
-        between. What is sealed is kept where the revision is. Raises NotFound, and what `change`
-        raises."""
+        """Replace the spec by `change(spec)`, of the same name; no other write comes between. What
+        is sealed stays where the revision does. Raises NotFound, and what `change` raises."""
         ...
 
     async def delete(self, name: str) -> None:
