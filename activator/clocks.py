@@ -13,7 +13,8 @@ from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from glowplug.errors import GlowplugError, InvalidRequest
-from glowplug.spec import FunctionSpec, parse_duration
+from glowplug.fields import parse_duration
+from glowplug.spec import FunctionSpec
 
 
 class ClientGone(Exception):

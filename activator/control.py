@@ -18,6 +18,7 @@ from activator.body import BodyMemory, declared_bytes, read_body
 from activator.clocks import deadline
 from activator.exchange import exchange_of
 from activator.limits import Limits
+from activator.prewarms import Prewarms
 from activator.representation import base_url_of, represent
 from glowplug.contracts import Endpoints, Function, FunctionStatus, Registry
 from glowplug.errors import BodyTimeout, Conflict, InvalidRequest, InvalidSpec, NotFound
@@ -42,6 +43,12 @@ class Control:
         self._limits = limits
         self._public_url = public_url
         self._memory = BodyMemory(limits.max_held_bytes)
+        self._prewarms = Prewarms(
+            registry=registry,
+            endpoints=endpoints,
+            existing=self._existing,
+            read_json=self._json,
+        )
         self._one_writer = asyncio.Lock()  # between looking whether a name is free and taking it
 
     def routes(self) -> list[Route]:
@@ -52,6 +59,7 @@ class Control:
             Route("/v1/functions/{name}", self.get, methods=["GET"]),
             Route("/v1/functions/{name}", self.put, methods=["PUT"]),
             Route("/v1/functions/{name}", self.delete, methods=["DELETE"]),
+            *self._prewarms.routes(),
         ]
 
     async def list(self, request: Request) -> Response:
@@ -82,7 +90,8 @@ class Control:
         return self._created(function, request)
 
     async def put(self, request: Request) -> Response:
-        """PUT /v1/functions/{name}: 201 where it is new, 200 where it replaces one."""
+        """PUT /v1/functions/{name}: 201 where it is new, 200 where it replaces one; its prewarms
+        stay where the body does not mention `schedules`."""
         require_admin(exchange_of(request.scope).identity)
         spec = self._checked(_named(await self._json(request), request.path_params["name"]))
         async with self._one_writer:

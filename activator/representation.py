@@ -6,6 +6,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from activator.prewarms import represent_run
 from glowplug.contracts import (
     Function,
     FunctionState,
@@ -14,6 +15,7 @@ from glowplug.contracts import (
     ReplicaState,
 )
 
+RUNS_SHOWN = 10  # of all prewarms together; the sub-resource has each one's own
 _SANE_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 
 
@@ -47,6 +49,7 @@ def represent(
         "queued": status.queued if status else 0,
         "last_start_ms": dict(status.last_start_ms) if status else {},
         "max_context": status.max_context if status else None,
+        "prewarms": [represent_run(run) for run in status.prewarms[:RUNS_SHOWN]] if status else [],
         "invoke_url": invoke_url,
         "openai_base_url": f"{invoke_url}/v1",
         "created": function.created_s,

@@ -146,6 +146,23 @@ class Client:
         """Delete the function and end its replicas. Raises NotFound."""
         self._call("DELETE", f"/v1/functions/{_segment(name)}")
 
+    def prewarms(self, function: str) -> list[Json]:
+        """The function's scheduled prewarms with their next runs. Raises NotFound."""
+        listing: list[Json] = self._call("GET", _prewarm_path(function))["data"]
+        return listing
+
+    def prewarm(self, function: str, name: str) -> Json:
+        """One of them. Raises NotFound."""
+        return self._call("GET", _prewarm_path(function, name))
+
+    def put_prewarm(self, function: str, name: str, schedule: Json) -> Json:
+        """Create the prewarm, or replace the one of that name. Raises InvalidSpec, NotFound."""
+        return self._call("PUT", _prewarm_path(function, name), body=schedule)
+
+    def delete_prewarm(self, function: str, name: str) -> None:
+        """Delete it; the replicas that it holds are let go. Raises NotFound."""
+        self._call("DELETE", _prewarm_path(function, name))
+
     @contextmanager
     def chat(
         self, name: str, messages: Sequence[Mapping[str, str]], **params: Any
@@ -207,14 +224,19 @@ class Client:
             ) from None
 
 
-def _segment(name: str) -> str:
-    """A function's name as a part of a path; the server checks the rest."""
+def _segment(name: str, *, of: str = "function") -> str:
+    """A name as a part of a path; the server checks the rest."""
     if re.fullmatch(r"[A-Za-z0-9_-]+", name) is None:
         raise errors.InvalidRequest(
-            f"name: {name!r} cannot be a function's name; use lower-case letters, digits and '-'",
+            f"name: {name!r} cannot be a {of}'s name; use lower-case letters, digits and '-'",
             param="name",
         )
     return name
+
+
+def _prewarm_path(function: str, name: str | None = None) -> str:
+    path = f"/v1/functions/{_segment(function)}/prewarms"
+    return path if name is None else f"{path}/{_segment(name, of='prewarm')}"
 
 
 def _encoded(body: Json) -> bytes:

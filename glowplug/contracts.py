@@ -150,7 +150,13 @@ class Registry(Protocol):
 
     async def put(self, spec: FunctionSpec) -> Function:
         """Create or update. Clears `snapshot` and `failure`: deploying again heals what has gone
-        missing, and where the snapshot is still there sealing is a look-up."""
+        missing, and where the snapshot is still there sealing is a look-up. A `spec` that mentions
+        no schedules (`model_fields_set`) keeps those there are: InvalidSpec if they do not fit."""
+        ...
+
+    async def change(self, name: str, change: Callable[[FunctionSpec], FunctionSpec]) -> Function:
+        """Replace the spec by `change(spec)`, of the same name; no other write comes between. What
+        is sealed stays where the revision does. Raises NotFound, and what `change` raises."""
         ...
 
     async def delete(self, name: str) -> None:
@@ -262,6 +268,19 @@ class SnapshotStore(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrewarmRun:
+    """One window of a scheduled prewarm, on or to come. Times are Unix time."""
+
+    name: str
+    launch_s: float  # when its replicas are started, as the start time is known now
+    ready_by_s: float
+    until_s: float
+    replicas: int
+    timezone: str
+    active: bool  # its replicas are wanted now
+
+
+@dataclass(frozen=True, kw_only=True)
 class FunctionStatus:
     """What `glowplug describe` and GET /v1/functions/NAME show beside the spec."""
 
@@ -276,3 +295,6 @@ class FunctionStatus:
     queued: int
     last_start_ms: Mapping[str, float]  # stages of the last start
     max_context: int | None = None  # tokens that its last replica took of one sequence
+    prewarms: Sequence[
+        PrewarmRun
+    ] = ()  # of each enabled schedule what is on and the next, in order

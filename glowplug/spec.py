@@ -6,13 +6,11 @@ names the field and the fix.
 
 import hashlib
 import json
-import math
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -21,14 +19,11 @@ from pydantic import (
 )
 
 from glowplug.errors import InvalidSpec
+from glowplug.fields import DNS_LABEL, Bytes, Seconds
+from glowplug.schedule import MAX_SCHEDULES, Schedule, conflict
 
-_DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_BYTES_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|)")
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,63}")
 MAX_ADAPTERS = 128
-_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
@@ -37,43 +32,6 @@ Quantization = Literal["none", "int8", "int4"]
 Speculation = Literal["auto", "off"]
 PoolingMethod = Literal["mean", "last", "cls"]
 Pooling = Literal["auto", PoolingMethod]
-
-
-def parse_duration(value: object) -> object:
-    """Seconds from "1h30m", "45s" or a number; anything else is left for pydantic to refuse.
-
-    Raises:
-        ValueError: a string that is not a duration, or a number that is not finite.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a duration; write for example 30s, 5m or 1h30m")
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    parts = _DURATION_PART.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"{value!r} is not a duration; write for example 30s, 5m or 1h30m")
-    return sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
-
-
-def parse_bytes(value: object) -> object:
-    """Bytes from "64MiB" or a number; anything else is left for pydantic to refuse.
-
-    Raises:
-        ValueError: a string that is not a size.
-    """
-    if not isinstance(value, str):
-        return value
-    match = _BYTES.fullmatch(value.strip())
-    if match is None:
-        raise ValueError(f"{value!r} is not a size; write for example 64MiB")
-    return int(float(match[1]) * _BYTES_UNITS[match[2]])
-
-
-Seconds = Annotated[float, BeforeValidator(parse_duration), Field(allow_inf_nan=False)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 IdleTime = Literal["auto"] | Annotated[Seconds, Field(ge=0, le=7 * 86400)]
 
 
@@ -95,7 +53,7 @@ class FunctionSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=_NAME, description="DNS label; part of the invoke URL")
+    name: str = Field(pattern=DNS_LABEL, description="DNS label; part of the invoke URL")
     model: str = Field(
         pattern=r"\S",
         max_length=4096,
@@ -170,6 +128,9 @@ class FunctionSpec(BaseModel):
         600.0, gt=0, le=86400, description="longest time for one request, all of it"
     )
     queue: QueueLimits = QueueLimits()
+    schedules: list[Schedule] = Field(
+        [], max_length=MAX_SCHEDULES, description="scheduled prewarms: replicas ready by a time"
+    )
 
     @field_validator("adapters")
     @classmethod
@@ -196,6 +157,9 @@ class FunctionSpec(BaseModel):
                 f"min_replicas: {self.min_replicas} is over max_replicas {self.max_replicas}; "
                 "lower min_replicas or raise max_replicas"
             )
+        if (found := conflict(self.schedules, self.max_replicas)) is not None:
+            index, field, message = found
+            raise ValueError(f"schedules.{index}.{field}: {message}")
         return self
 
     @field_validator("model")
@@ -267,7 +231,8 @@ def parse_spec(data: Any) -> FunctionSpec:
                 "a function is a JSON object with at least name and model", code="invalid_spec"
             ) from None
         if first["type"] == "extra_forbidden":
-            owner = QueueLimits if first["loc"][0] == "queue" else FunctionSpec
+            owners: dict[str, type[BaseModel]] = {"queue": QueueLimits, "schedules": Schedule}
+            owner = owners.get(str(first["loc"][0]), FunctionSpec)
             known = ", ".join(owner.model_fields)
             message = f"unknown field; the known ones are {known}"
         elif field == "name" and first["type"] == "string_pattern_mismatch":

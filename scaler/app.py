@@ -11,6 +11,7 @@ from glowplug.contracts import Fleet, Registry, Sealer
 from scaler.demand import DemandTable
 from scaler.endpoints import ScalerEndpoints
 from scaler.metrics import ScalerMetrics
+from scaler.outlooks import Outlooks
 from scaler.plan import DEFAULT_POLICY, Policy
 from scaler.reconciler import Reconciler
 from scaler.state import State
@@ -27,17 +28,19 @@ class Scaler:
         sealer: Sealer,
         policy: Policy = DEFAULT_POLICY,
         now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         tick_s: float = 1.0,
         retry_s: float = 1.0,
         standbys: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`now` must be the clock of the demand reports. `retry_s` is the first wait after a
-        failed call to the registry, the fleet or the sealer. `standbys` is how many the fleet has
-        ready, for the metrics."""
+        """`now` must be the clock of the demand reports, `wall` is Unix time. `retry_s` is the
+        first wait after a failed call to the registry, the fleet or the sealer. `standbys` is how
+        many the fleet has ready, for the metrics."""
         state = State()
         self.metrics = ScalerMetrics(state, standbys=standbys)
         self.demand = DemandTable()
-        self.endpoints = ScalerEndpoints(state, self.demand, now=now)
+        outlooks = Outlooks(now=now, wall=wall)
+        self.endpoints = ScalerEndpoints(state, self.demand, now=now, prewarms=outlooks.runs)
         self.reconciler = Reconciler(
             registry=registry,
             fleet=fleet,
@@ -46,6 +49,7 @@ class Scaler:
             demand=self.demand,
             endpoints=self.endpoints,
             metrics=self.metrics,
+            outlooks=outlooks,
             policy=policy,
             now=now,
             tick_s=tick_s,

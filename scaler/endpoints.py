@@ -6,7 +6,7 @@ On the event loop. Reads the scaler's state; the reconciler calls `refresh` afte
 import logging
 from collections.abc import Callable, Sequence
 
-from glowplug.contracts import FunctionState, FunctionStatus, Replica
+from glowplug.contracts import FunctionState, FunctionStatus, PrewarmRun, Replica
 from scaler.breaker import OPEN_AFTER, Breaker
 from scaler.demand import DemandTable
 from scaler.registry import unknown_function
@@ -22,11 +22,19 @@ class ScalerEndpoints:
     revisions before until then; replicas that drain get none.
     """
 
-    def __init__(self, state: State, demand: DemandTable, *, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        state: State,
+        demand: DemandTable,
+        *,
+        now: Callable[[], float],
+        prewarms: Callable[[Tracked], Sequence[PrewarmRun]] = lambda _: (),
+    ) -> None:
         """`now` is time.monotonic or a test's clock."""
         self._state = state
         self._demand = demand
         self._now = now
+        self._prewarms = prewarms
         self._subscribers: list[Callable[[str], None]] = []
         self._told: dict[str, object] = {}
 
@@ -66,6 +74,7 @@ class ScalerEndpoints:
             queued=self._demand.queued(function),
             last_start_ms=tracked.last_start_ms,
             max_context=tracked.max_context,
+            prewarms=self._prewarms(tracked),
         )
 
     def subscribe(self, changed: Callable[[str], None]) -> None:

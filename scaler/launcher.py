@@ -229,6 +229,7 @@ class Launcher:
         tracked = self._state.functions.get(replica.function)
         if tracked is not None:
             self._metrics.started(replica, took_s=took_s)
+            tracked.starts_s.append(took_s)
             tracked.last_start_ms = replica.stages_ms
             tracked.context = (replica.revision, replica.max_context)
             if replica.revision == tracked.revision:

@@ -12,7 +12,7 @@ target utilisation).
 - Never under the highest floor of its outlook: scheduled prewarms and forecasts only raise.
 - Always within min_replicas and max_replicas.
 - Replicas sleep after `sleep_s` without a request, if that is set: they keep their process and give
-  their KV memory back. They wake by themselves.
+  their KV memory back. They wake by themselves. Under a floor they stay awake.
 """
 
 import math
@@ -229,9 +229,9 @@ def _decide(
             pattern=pattern,
             busy=demand.total > 0,
         ),
-        sleep=not active and spec.sleep_s is not None and idle_s >= spec.sleep_s,
         span=span,
         recheck_s=recheck_s,
+        sleep=not active and floor is None and spec.sleep_s is not None and idle_s >= spec.sleep_s,
     )
 
 

@@ -20,6 +20,7 @@ from scaler.demand import DemandTable
 from scaler.endpoints import ScalerEndpoints
 from scaler.launcher import Launcher
 from scaler.metrics import ScalerMetrics
+from scaler.outlooks import Outlooks
 from scaler.plan import Demand, Policy, plan
 from scaler.sealing import Outcome, Sealing
 from scaler.state import State, Tracked
@@ -40,6 +41,7 @@ class Reconciler:
         demand: DemandTable,
         endpoints: ScalerEndpoints,
         metrics: ScalerMetrics,
+        outlooks: Outlooks,
         policy: Policy,
         now: Callable[[], float],
         tick_s: float,
@@ -51,6 +53,7 @@ class Reconciler:
         self._demand = demand
         self._endpoints = endpoints
         self._metrics = metrics
+        self._outlooks = outlooks
         self._policy = policy
         self._now = now
         self._tick_s = tick_s
@@ -129,6 +132,7 @@ class Reconciler:
                 )
                 for name, tracked in chosen.items()
             },
+            outlook=self._outlooks.look(chosen.values(), now_s),
             policy=self._policy,
         )
         for name, tracked in chosen.items():
@@ -169,13 +173,13 @@ class Reconciler:
                 self._launcher.sleep(entry)
 
     async def _run(self) -> None:
-        """All functions on every tick, and between ticks only those with news: a cold start must
-        not wait for a thousand others."""
+        """All functions on every tick, and between ticks only those with news, or with a floor that
+        begins or ends: a cold start must not wait for a thousand others."""
         loop = asyncio.get_running_loop()
         tick_at_s = loop.time()
         while True:
             self._wake.clear()
-            names, self._news = self._news, set()
+            names, self._news = self._news | self._outlooks.due(self._now()), set()
             is_tick = loop.time() >= tick_at_s
             if is_tick:
                 tick_at_s = loop.time() + self._tick_s
@@ -183,8 +187,9 @@ class Reconciler:
                 self.round(None if is_tick else names)
             except Exception:
                 _log.exception("a round failed; the next one follows")
+            edge_s = loop.time() + self._outlooks.next_edge_s - self._now()
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(tick_at_s):
+                async with asyncio.timeout_at(min(tick_at_s, edge_s)):
                     await self._wake.wait()
 
     def _has_news(self, function: str) -> None:
@@ -235,6 +240,7 @@ class Reconciler:
             del known[name]
             self._demand.forget(name)
             self._metrics.forget(name)
+            self._outlooks.forget(name)
             self._endpoints.refresh(name)
         self._sealing.ensure(functions)
         self._functions_known.set()

@@ -101,9 +101,20 @@ class SqliteRegistry:
 
         Clears `snapshot` and `failure`, so that deploying again heals what has gone missing: where
         the snapshot is still there, sealing is a look-up. `generation` counts changes, so an equal
-        spec leaves it alone.
+        spec leaves it alone. A spec that mentions no schedules keeps those there are.
+
+        Raises:
+            InvalidSpec: they do not fit it.
         """
         return await self._to_the_end(self._put(spec))
+
+    async def change(self, name: str, change: Callable[[FunctionSpec], FunctionSpec]) -> Function:
+        """Replace the spec by `change(spec)`; read, changed and written as one.
+
+        Raises:
+            NotFound: there is no such function. Also what `change` raises.
+        """
+        return await self._to_the_end(self._change(name, change))
 
     async def delete(self, name: str) -> None:
         """Raises NotFound."""
@@ -141,6 +152,9 @@ class SqliteRegistry:
             if old is None:
                 function = Function(spec=spec, generation=1, created_s=now_s, updated_s=now_s)
             else:
+                if "schedules" not in spec.model_fields_set and old.spec.schedules:
+                    kept = [schedule.model_dump() for schedule in old.spec.schedules]
+                    spec = parse_spec(spec.model_dump() | {"schedules": kept})
                 function = replace(
                     old,
                     spec=spec,
@@ -149,6 +163,18 @@ class SqliteRegistry:
                     failure=None,
                     updated_s=now_s,
                 )
+            await self._store(function)
+            return function
+
+    async def _change(self, name: str, change: Callable[[FunctionSpec], FunctionSpec]) -> Function:
+        async with self._lock:
+            old = await self.get(name)
+            spec = change(old.spec)
+            if spec == old.spec:
+                return old
+            function = replace(old, spec=spec, generation=old.generation + 1, updated_s=time.time())
+            if spec.revision != old.spec.revision:
+                function = replace(function, snapshot=None, failure=None)
             await self._store(function)
             return function
 

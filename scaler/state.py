@@ -4,6 +4,7 @@ Plain data on one event loop; nothing here waits or decides.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +13,7 @@ from scaler.breaker import Breaker
 from scaler.plan import Decision
 
 _ORDER = list(ReplicaState)
+STARTS_KEPT = 50
 
 
 @dataclass(kw_only=True)
@@ -24,6 +26,7 @@ class Tracked:
     sealing_progress: float | None = None  # 0.0 to 1.0 while sealing
     last_start_ms: Mapping[str, float] = field(default_factory=dict)
     context: tuple[str, int | None] = ("", None)  # a revision, and its replicas' max_context
+    starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_KEPT))
     recovering: bool = False  # its snapshot was lost, and no replica has been ready since
 
     @property

@@ -1,6 +1,7 @@
 """`glowplug deploy`, `ls`, `describe` and `rm`: what is deployed and how it is."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -85,6 +86,13 @@ def deploy(
     queue_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Their bodies' size in sum, as 64MiB.")
     ] = None,
+    schedules: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Scheduled prewarms, a JSON list, in the place of those there are; see prewarm.",
+        ),
+    ] = None,
     wait: Annotated[bool, typer.Option(help="Wait until the function can be called.")] = True,
     as_json: AsJson = False,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
@@ -92,7 +100,8 @@ def deploy(
 ) -> None:
     """Deploy a model as a function, or change one.
 
-    What is not given gets its default, also when the function exists already.
+    What is not given gets its default, also when the function exists already; only its scheduled
+    prewarms stay.
     """
     from glowplug.cli.progress import deploy_and_wait
     from glowplug.client import Client
@@ -120,6 +129,7 @@ def deploy(
         start_timeout_s=start_timeout,
         request_timeout_s=request_timeout,
         queue=queue or None,
+        schedules=_schedules(schedules),
     )
     with Client(endpoint, api_key=api_key) as client:
         function = deploy_and_wait(client, spec) if wait else client.deploy(spec)
@@ -196,6 +206,24 @@ def _adapters(options: list[str]) -> dict[str, str]:
             raise InvalidRequest(f"--adapter {option}: {name} is given twice")
         adapters[name] = absolute_source(path)
     return adapters
+
+
+def _schedules(file: Path | None) -> object:
+    """What the file says; the server checks it.
+
+    Raises:
+        InvalidRequest: it cannot be read, or is not JSON.
+    """
+    from glowplug.errors import InvalidRequest
+
+    if file is None:
+        return None
+    try:
+        return json.loads(file.read_text())
+    except OSError as error:
+        raise InvalidRequest(f"--schedules {file}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise InvalidRequest(f"--schedules {file}: is not JSON ({error})") from None
 
 
 def _given(**fields: object) -> "Json":

@@ -43,7 +43,7 @@ DEFAULT_DATA = Path("~/.local/share/glowplug")
 def size(text: str | None, option: str) -> int | None:
     """Bytes from an option such as 64MiB. Raises InvalidRequest."""
     from glowplug.errors import InvalidRequest
-    from glowplug.spec import parse_bytes
+    from glowplug.fields import parse_bytes
 
     if text is None:
         return None

@@ -71,6 +71,10 @@ def function_panel(function: "Json") -> Panel:
     parts: list[RenderableType] = [facts]
     if function["last_start_ms"]:
         parts += ["", _stage_table("last start", function["last_start_ms"])]
+    if function["prewarms"]:
+        from glowplug.cli.prewarm_views import run_table
+
+        parts += ["", run_table(function["prewarms"])]
     return Panel(Group(*parts), title=function["name"], title_align="left", expand=False)
 
 

@@ -49,6 +49,12 @@ class MemoryRegistry:
         self._changed(spec.name)
         return self.rows[spec.name]
 
+    async def change(self, name: str, change: Callable[[FunctionSpec], FunctionSpec]) -> Function:
+        row = await self.get(name)
+        self.rows[name] = replace(row, spec=change(row.spec), generation=row.generation + 1)
+        self._changed(name)
+        return self.rows[name]
+
     async def delete(self, name: str) -> None:
         await self.get(name)
         del self.rows[name]

@@ -43,6 +43,7 @@ def test_control_api(tools: Any) -> None:
             "queued": 0,
             "last_start_ms": {},
             "max_context": None,
+            "prewarms": [],
             "invoke_url": f"{house.url}/f/smollm2",
             "openai_base_url": f"{house.url}/f/smollm2/v1",
             "created": 1_700_000_000.0,

@@ -10,16 +10,19 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from glowplug.cli.main import app
-from glowplug.spec import MAX_ADAPTERS, FunctionSpec, QueueLimits, parse_bytes, parse_duration
+from glowplug.fields import parse_bytes, parse_duration
+from glowplug.schedule import MAX_SCHEDULES, Schedule
+from glowplug.spec import MAX_ADAPTERS, FunctionSpec, QueueLimits
 
 DEPLOY_MD = Path(__file__).parents[3] / "docs" / "deploy.md"
 
 
-def table_rows() -> dict[str, list[str]]:
-    """Field → [option, default, limits, meaning], as the table has them."""
-    fields = DEPLOY_MD.read_text().split("## Fields")[1].split("## Revisions")[0]
-    rows = [re.split(r"\s*\|\s*", line.strip("| ")) for line in fields.splitlines()]
-    return {row[0].strip("`"): row[1:] for row in rows if row[0].startswith("`")}
+def table_rows(title: str = "Fields") -> dict[str, list[str]]:
+    """Field → [option, default, limits, meaning], as the table of a section has them."""
+    fields = DEPLOY_MD.read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+    lines = [line for line in fields.splitlines() if line.startswith("| `")]
+    rows = [re.split(r"\s*\|\s*", line.strip("| ")) for line in lines]
+    return {row[0].strip("`"): row[1:] for row in rows}
 
 
 def spec_fields() -> dict[str, FieldInfo]:
@@ -47,7 +50,7 @@ def test_defaults(field: str) -> None:
     elif info.default is None:
         unset = {"sleep_s": "never", "draft_model": "none", "digest": "none"}
         assert shown == unset.get(field, "the model's")
-    elif info.default == {}:
+    elif info.default in ({}, []):
         assert shown == "none"
     elif isinstance(info.default, str):
         assert shown == f"`{info.default}`"
@@ -69,6 +72,8 @@ def test_limits(field: str) -> None:
         assert (low, high) == (None, None)
     elif field == "adapters":
         assert shown == f"to {MAX_ADAPTERS}"
+    elif field == "schedules":
+        assert shown == f"to {MAX_SCHEDULES}"
     elif high is None:
         assert value_of(field, shown.removeprefix("from ")) == low
     elif low is None:
@@ -82,6 +87,21 @@ def test_options(field: str) -> None:
     command = get_command(app).commands["deploy"]
     options = {option for parameter in command.params for option in parameter.opts}
     assert table_rows()[field][0].strip("`") in options
+
+
+def test_the_fields_of_a_prewarm() -> None:
+    rows = table_rows("Scheduled prewarms")
+    assert list(rows) == list(Schedule.model_fields)
+    options = {
+        option
+        for parameter in get_command(app).commands["prewarm"].commands["add"].params
+        for option in parameter.opts
+    }
+    assert {row[0].strip("`") for row in rows.values()} - {"PREWARM"} <= options
+    fields = Schedule.model_fields
+    assert bounds(fields["min_replicas"]) == (1, 1000)
+    shown = [parse_duration(part) for part in rows["duration"][2].split("–")]
+    assert shown == list(bounds(fields["duration"]))
 
 
 def test_revision_fields() -> None:
@@ -109,6 +129,7 @@ def test_revision_fields() -> None:
         "start_timeout_s": 1,
         "request_timeout_s": 1,
         "queue": QueueLimits(max_requests=1),
+        "schedules": [Schedule(name="a", cron="0 8 * * *", duration=60)],
     }
     assert named == {
         field

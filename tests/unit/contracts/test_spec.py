@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glowplug.errors import InvalidSpec
-from glowplug.spec import FunctionSpec, QueueLimits, parse_bytes, parse_duration, parse_spec
+from glowplug.fields import parse_bytes, parse_duration
+from glowplug.spec import FunctionSpec, QueueLimits, parse_spec
 
 MINIMAL = {"name": "smol", "model": "/models/smol.gguf"}
 
@@ -146,6 +147,7 @@ SCALING = {
     "start_timeout_s": 5,
     "request_timeout_s": 5,
     "queue": {"max_requests": 5},
+    "schedules": [{"name": "morning", "cron": "0 8 * * 1-5", "duration": "2h"}],
 }
 
 

@@ -254,6 +254,7 @@ class House:
 
     def __init__(self):
         self.clock = Clock()
+        self.ahead_s = 0.0  # of the wall clock
         self.registry = MemoryRegistry()
         self.fleet = FakeFleet(self.clock)
         self.sealer = FakeSealer()
@@ -267,6 +268,7 @@ class House:
             fleet=self.fleet,
             sealer=self.sealer,
             now=self.clock,
+            wall=lambda: self.clock() + self.ahead_s,
             tick_s=3600.0,
             retry_s=0.01,
         )
