@@ -64,7 +64,7 @@ class Control:
     async def get(self, request: Request) -> Response:
         """GET /v1/functions/{name}."""
         require_admin(exchange_of(request.scope).identity)
-        function = await self._existing(request.path_params["name"])
+        function = await self.existing(request.path_params["name"])
         return JSONResponse(self._represent(function, request))
 
     async def create(self, request: Request) -> Response:
@@ -97,7 +97,7 @@ class Control:
         require_admin(exchange_of(request.scope).identity)
         name = request.path_params["name"]
         async with self._one_writer:
-            await self._existing(name)
+            await self.existing(name)
             await self._registry.delete(name)
         return Response(status_code=204)
 
@@ -120,7 +120,8 @@ class Control:
         except NotFound:
             return None
 
-    async def _existing(self, name: str) -> Function:
+    async def existing(self, name: str) -> Function:
+        """Raises NotFound."""
         function = await self._find(name)
         if function is None:
             raise NotFound(

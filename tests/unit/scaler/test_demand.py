@@ -5,9 +5,14 @@ from scaler.demand import DemandTable
 from scaler.plan import Demand
 
 
-def make_report(*, in_flight=0, queued=0, arrivals=0, last_active_s=5.0):
+def make_report(
+    *, reporter="a", sequence=0, in_flight=0, queued=0, arrivals=0, peak=0, last_active_s=5.0
+):
     return DemandReport(
         function="f",
+        reporter=reporter,
+        sequence=sequence,
+        peak=peak,
         in_flight=in_flight,
         queued=queued,
         oldest_wait_s=0.0,
@@ -50,7 +55,7 @@ def test_a_new_activator_starts_to_count_again():
     table.subscribe(edges.append)
     table.report(make_report(queued=3, arrivals=900))
     table.take("f")
-    table.report(make_report(queued=2, arrivals=2))
+    table.report(make_report(reporter="b", queued=2, arrivals=2))
     assert table.take("f").arrivals == 2
     assert len(edges) == 2
 
