@@ -11,6 +11,7 @@ from glowplug.contracts import DemandReport
 from scaler.plan import Demand
 
 SILENT_S = 10.0  # reports come every second: one silent for so long is gone, and its requests too
+MAX_STEP_S = 2.0  # when nothing came for longer, it may be this process that did not run
 
 
 @dataclass(slots=True)
@@ -47,6 +48,8 @@ class DemandTable:
     ) -> None:
         self._record = record
         self._clock = clock
+        self._looked_s = clock()
+        self._lived_s = 0.0  # real time, without pauses of this process
         self._functions: dict[str, _Sum] = {}
         self._subscribers: list[Callable[[str], None]] = []
 
@@ -71,7 +74,7 @@ class DemandTable:
             total.queued += demand.queued - queued_before
             total.arrivals += demand.arrivals - last.arrivals
             heard.report = demand
-            heard.at_s = self._clock()
+            heard.at_s = self._now_s()
         if self._record is not None:
             own = demand.in_flight + demand.queued
             self._record(demand, total.in_flight + total.queued - own + demand.peak)
@@ -114,7 +117,7 @@ class DemandTable:
             if not each.reporters and not each.arrivals:
                 del self._functions[function]
         total = self._functions.setdefault(demand.function, _Sum())
-        total.reporters[demand.reporter] = _Heard(demand, self._clock())
+        total.reporters[demand.reporter] = _Heard(demand, self._now_s())
         total.in_flight += demand.in_flight
         total.queued += demand.queued
         # It or this scaler is new: of what it has counted, only what still waits is sure to be
@@ -123,9 +126,15 @@ class DemandTable:
         return total
 
     def _forget_silent(self, total: _Sum) -> None:
-        since_s = self._clock() - SILENT_S
+        since_s = self._now_s() - SILENT_S
         for reporter, heard in list(total.reporters.items()):
             if heard.at_s < since_s:
                 del total.reporters[reporter]
                 total.in_flight -= heard.report.in_flight
                 total.queued -= heard.report.queued
+
+    def _now_s(self) -> float:
+        now_s = self._clock()
+        self._lived_s += min(now_s - self._looked_s, MAX_STEP_S)
+        self._looked_s = now_s
+        return self._lived_s

@@ -46,7 +46,8 @@ def test_every_request_is_counted_once_over_restarts(start: StartServe) -> None:
     server = start()
     with server.client() as client:
         deploy(client, "counted", idle_s=60)
-        httpx.post(f"{server.endpoint}/f/counted/warm").raise_for_status()  # is no request
+        warm = httpx.post(f"{server.endpoint}/f/counted/warm", timeout=60)
+        warm.raise_for_status()  # is no request
         assert sums(server, "counted") == (0, 0, 0, 0)
         began_s = time.monotonic()
         ask(client, "counted")
@@ -54,7 +55,9 @@ def test_every_request_is_counted_once_over_restarts(start: StartServe) -> None:
             list(pool.map(lambda _: _ask(server), range(4)))
         took_s = time.monotonic() - began_s
         refused = httpx.post(
-            f"{server.endpoint}/f/counted/v1/chat/completions", json={"model": "counted"}
+            f"{server.endpoint}/f/counted/v1/chat/completions",
+            json={"model": "counted"},
+            timeout=60,
         )
         assert refused.status_code == 400  # by the replica: it came, and was served
         arrivals, finished, service_s, peak = sums(server, "counted")

@@ -104,7 +104,8 @@ def test_burstgpt_has_no_dates(deployed: str, capsys: Output, tmp_path: Path) ->
     assert imported(deployed, file, *options) == 1
     assert "it has no dates; give --start MINUTE or --shift" in capsys.readouterr().err
     start = ago(30)
-    assert imported(deployed, file, *options, "--start", start, "--only", "ChatGPT") == 0
+    of_one = (*options, "--start", start, "--only", "ChatGPT", "--service", "1s")
+    assert imported(deployed, file, *of_one) == 0
     assert [row["arrivals"] for row in rows(deployed, capsys)] == [1, 1]
     assert imported(deployed, file, *options, "--start", "today") == 1
     assert "--start: 'today' is not a minute in UTC" in capsys.readouterr().err
