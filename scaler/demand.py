@@ -94,6 +94,7 @@ class DemandTable:
             in_flight=total.in_flight,
             queued=total.queued,
             arrivals=arrivals,
+            oldest_wait_s=max((report.oldest_wait_s for report in reports), default=0.0),
             last_active_s=max((report.last_active_s for report in reports), default=None),
         )
 

@@ -12,7 +12,15 @@ from scaler.plan import Demand
 
 
 def make_report(
-    *, reporter="a", sequence=0, in_flight=0, queued=0, arrivals=0, peak=0, last_active_s=5.0
+    *,
+    reporter="a",
+    sequence=0,
+    in_flight=0,
+    queued=0,
+    oldest_wait_s=0.0,
+    arrivals=0,
+    peak=0,
+    last_active_s=5.0,
 ):
     return DemandReport(
         function="f",
@@ -21,7 +29,7 @@ def make_report(
         peak=peak,
         in_flight=in_flight,
         queued=queued,
-        oldest_wait_s=0.0,
+        oldest_wait_s=oldest_wait_s,
         arrivals=arrivals,
         last_active_s=last_active_s,
     )
@@ -78,10 +86,20 @@ def test_a_forgotten_function_has_no_demand():
 def test_the_reports_of_several_activators_add_up():
     table, edges = DemandTable(), []
     table.subscribe(edges.append)
-    table.report(make_report(reporter="a", in_flight=2, queued=1, arrivals=1, last_active_s=3.0))
-    table.report(make_report(reporter="b", in_flight=4, queued=2, arrivals=2, last_active_s=9.0))
+    table.report(
+        make_report(
+            reporter="a", in_flight=2, queued=1, oldest_wait_s=4.0, arrivals=1, last_active_s=3.0
+        )
+    )
+    table.report(
+        make_report(
+            reporter="b", in_flight=4, queued=2, oldest_wait_s=1.0, arrivals=2, last_active_s=9.0
+        )
+    )
     assert edges == ["f", "f"]
-    assert table.take("f") == Demand(in_flight=6, queued=3, arrivals=3, last_active_s=9.0)
+    assert table.take("f") == Demand(
+        in_flight=6, queued=3, arrivals=3, oldest_wait_s=4.0, last_active_s=9.0
+    )
     table.report(make_report(reporter="a", in_flight=3, arrivals=6, last_active_s=4.0))
     assert table.take("f") == Demand(in_flight=7, queued=2, arrivals=5, last_active_s=9.0)
     assert (table.in_flight("f"), table.queued("f")) == (7, 2)
