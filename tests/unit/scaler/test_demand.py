@@ -101,7 +101,9 @@ def test_the_reports_of_several_activators_add_up():
         in_flight=6, queued=3, arrivals=3, oldest_wait_s=4.0, last_active_s=9.0
     )
     table.report(make_report(reporter="a", in_flight=3, arrivals=6, last_active_s=4.0))
-    assert table.take("f") == Demand(in_flight=7, queued=2, arrivals=5, last_active_s=9.0)
+    assert table.take("f") == Demand(
+        in_flight=7, queued=2, arrivals=5, oldest_wait_s=1.0, last_active_s=9.0
+    )
     assert (table.in_flight("f"), table.queued("f")) == (7, 2)
 
 
