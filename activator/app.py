@@ -18,6 +18,7 @@ from activator.auth import Identity, Keys
 from activator.boundary import Boundary
 from activator.control import Control
 from activator.functions import Functions
+from activator.history import HistoryFiles
 from activator.lanes import Lanes
 from activator.limits import Limits
 from activator.metrics import FrontDoorMetrics, MetricsPage
@@ -25,7 +26,7 @@ from activator.models import Models
 from activator.proxy import Proxy
 from activator.upstream import Upstream
 from activator.warm import Warm
-from glowplug.contracts import DemandSink, Endpoints, Registry
+from glowplug.contracts import DemandSink, Endpoints, History, Registry
 from glowplug.errors import Unavailable
 from glowplug.metrics import MetricsText
 
@@ -77,12 +78,14 @@ def build_app(
     limits: Limits = DEFAULT_LIMITS,
     public_url: str | None = None,
     metrics: Sequence[MetricsText] = (),
+    history: History | None = None,
 ) -> Activator:
     """The activator over these implementations.
 
     `keys` maps an API key to who it is from; without keys everybody may do everything.
     `public_url` is how clients reach this server, for invoke URLs; None: as each request's Host.
-    `metrics` are other parts', which GET /metrics shows after the activator's own.
+    `metrics` are other parts', which GET /metrics shows after the activator's own. Without
+    `history` there is none to be read or imported.
     """
     functions = Functions(registry)  # before the lanes: they ask it when a function changes
     upstream = Upstream()
@@ -92,6 +95,7 @@ def build_app(
     proxy = Proxy(functions=functions, lanes=lanes, upstream=upstream, limits=limits)
     models = Models(registry=registry, functions=functions, endpoints=endpoints)
     control = Control(registry=registry, endpoints=endpoints, limits=limits, public_url=public_url)
+    files = HistoryFiles(history, existing=control.existing, limits=limits) if history else None
     router = Router(
         [
             Route("/f/{function}/v1/models", models.list_of, methods=["GET"]),
@@ -106,6 +110,7 @@ def build_app(
             Route("/v1/models", models.list_all, methods=["GET"]),
             Route("/v1/models/{model:path}", models.get, methods=["GET"]),
             *control.routes(),
+            *(files.routes() if files else ()),
             Route("/v1/{path:path}", proxy),
         ],
         redirect_slashes=False,

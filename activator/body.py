@@ -1,6 +1,6 @@
 """Reading request bodies within limits, and finding the model that one names."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -61,19 +61,34 @@ async def read_body(
         Overloaded: all bodies together are too much for this activator.
         ClientGone: the client hung up on the way.
     """
-    check_size(declared_bytes, max_bytes)
     body = bytearray()
+    async for chunk in body_chunks(receive, declared_bytes=declared_bytes, max_bytes=max_bytes):
+        share.take(len(chunk))
+        body += chunk
+    return bytes(body)
+
+
+async def body_chunks(
+    receive: Receive, *, declared_bytes: int, max_bytes: int
+) -> AsyncIterator[bytes]:
+    """The body as it comes; the limit holds whatever its Content-Length says (0: none).
+
+    Raises:
+        PayloadTooLarge: it is, or says it is, over `max_bytes`.
+        ClientGone: the client hung up on the way.
+    """
+    check_size(declared_bytes, max_bytes)
+    size_bytes = 0
     more = True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         if chunk := message.get("body", b""):
-            check_size(len(body) + len(chunk), max_bytes)
-            share.take(len(chunk))
-            body += chunk
+            size_bytes += len(chunk)
+            check_size(size_bytes, max_bytes)
+            yield chunk
         more = message.get("more_body", False)
-    return bytes(body)
 
 
 def declared_bytes(headers: Headers) -> int:

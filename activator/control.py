@@ -46,7 +46,7 @@ class Control:
         self._prewarms = Prewarms(
             registry=registry,
             endpoints=endpoints,
-            existing=self._existing,
+            existing=self.existing,
             read_json=self._json,
         )
         self._one_writer = asyncio.Lock()  # between looking whether a name is free and taking it
@@ -72,7 +72,7 @@ class Control:
     async def get(self, request: Request) -> Response:
         """GET /v1/functions/{name}."""
         require_admin(exchange_of(request.scope).identity)
-        function = await self._existing(request.path_params["name"])
+        function = await self.existing(request.path_params["name"])
         return JSONResponse(self._represent(function, request))
 
     async def create(self, request: Request) -> Response:
@@ -106,7 +106,7 @@ class Control:
         require_admin(exchange_of(request.scope).identity)
         name = request.path_params["name"]
         async with self._one_writer:
-            await self._existing(name)
+            await self.existing(name)
             await self._registry.delete(name)
         return Response(status_code=204)
 
@@ -129,7 +129,8 @@ class Control:
         except NotFound:
             return None
 
-    async def _existing(self, name: str) -> Function:
+    async def existing(self, name: str) -> Function:
+        """Raises NotFound."""
         function = await self._find(name)
         if function is None:
             raise NotFound(

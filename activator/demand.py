@@ -7,6 +7,7 @@ every second keep waiting times fresh and mend whatever a receiver has lost.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from glowplug.contracts import DemandReport, DemandSink
 
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Demand:
-    """Reports to the sink. `read` gives a function's demand, None where it has none to report."""
+    """Reports to the sink. `read` makes a function's report, None where it has none."""
 
     def __init__(self, sink: DemandSink, *, read: Callable[[str], DemandReport | None]) -> None:
         self._sink = sink
@@ -36,6 +37,10 @@ class Demand:
             for function in list(functions()):
                 self._report(function)
 
+    def last(self, report: DemandReport) -> None:
+        """The last report of these counters: nothing is left to do, what was counted stays."""
+        self._send(replace(report, in_flight=0, queued=0, oldest_wait_s=0.0))
+
     def _flush(self) -> None:
         changed, self._changed = self._changed, set()
         for function in changed:
@@ -43,9 +48,11 @@ class Demand:
 
     def _report(self, function: str) -> None:
         demand = self._read(function)
-        if demand is None:
-            return
+        if demand is not None:
+            self._send(demand)
+
+    def _send(self, demand: DemandReport) -> None:
         try:
             self._sink.report(demand)
         except Exception:  # the sink's trouble must not stop the reports, nor requests
-            log.exception("a demand report for %s was not taken", function)
+            log.exception("a demand report for %s was not taken", demand.function)

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from activator.functions import unknown_function
 from activator.queue import FairQueue, QueueFull
 from activator.reasons import again, does_not_fit, function_failed, retry_after_s
+from activator.tally import Tally
 from activator.ticket import Target, Ticket
 from glowplug.contracts import (
     DemandReport,
@@ -52,8 +53,7 @@ class Lane:
         self._waiting_for_ready: set[asyncio.Future[None]] = set()
         self._blocked: GlowplugError | None = None  # why nothing may wait here
         self._in_flight = 0
-        self._arrivals = 0
-        self._last_active_s = time.monotonic()
+        self._tally = Tally()
         # What is there before the first request was neither assigned nor started for it.
         self._read_endpoints(seen_s=0.0)
 
@@ -100,6 +100,7 @@ class Lane:
         ticket.entry = self._queue.add(
             ticket, tenant=tenant, priority=priority, size_bytes=size_bytes
         )
+        self._tally.at_once(self._in_flight + self._queue.waiting)
         self._pump()
         return ticket
 
@@ -132,6 +133,7 @@ class Lane:
         """The request is over, however it ended."""
         self._queue.discard(ticket.entry)
         if ticket.target is not None:
+            self._tally.left(ticket)
             ticket.take_away()
             self._in_flight -= 1
         self._active()
@@ -143,7 +145,8 @@ class Lane:
         Raises:
             Unavailable: the function has failed.
         """
-        self._arrived()
+        self._tally.warm_arrived()
+        self._active()
         try:
             while True:
                 self._refuse_if_blocked()
@@ -176,14 +179,18 @@ class Lane:
     def demand(self) -> DemandReport:
         """What there is to do at this moment."""
         oldest = self._queue.oldest()
-        return DemandReport(
-            function=self.function,
+        return self._tally.demand(
+            self.function,
             in_flight=self._in_flight,
             queued=self._queue.waiting + len(self._waiting_for_ready),
             oldest_wait_s=time.monotonic() - oldest.item.entered_s if oldest else 0.0,
-            arrivals=self._arrivals,
-            last_active_s=self._last_active_s,
         )
+
+    def report(self) -> DemandReport:
+        """The demand, to be sent: the next one's peak starts from here."""
+        demand = self.demand()
+        self._tally.reported(self._in_flight + self._queue.waiting)
+        return demand
 
     def status(self) -> FunctionStatus | None:
         """What the endpoints say of the function; None where they do not know it (yet)."""
@@ -302,9 +309,9 @@ class Lane:
                 change.set_result(None)
 
     def _arrived(self) -> None:
-        self._arrivals += 1
+        self._tally.arrived()
         self._active()
 
     def _active(self) -> None:
-        self._last_active_s = time.monotonic()
+        self._tally.active()
         self._changed(self.function)

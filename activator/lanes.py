@@ -24,7 +24,7 @@ class Lanes:
         self._functions = functions
         self._endpoints = endpoints
         self._lanes: dict[str, Lane] = {}
-        self._demand = Demand(sink, read=self._demand_of)
+        self._demand = Demand(sink, read=self._report_of)
         self._tasks: set[asyncio.Task[None]] = set()
         endpoints.subscribe(self._endpoints_changed)
         registry.subscribe(self._function_changed)
@@ -46,15 +46,17 @@ class Lanes:
         self._spawn(self._demand.report_forever(lambda: self._lanes))
 
     async def stop(self) -> None:
-        """End what `start` and the lanes' changes have begun."""
+        """End what `start` and the lanes' changes have begun; report a last time."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for lane in self._lanes.values():
+            self._demand.last(lane.report())
 
-    def _demand_of(self, function: str) -> DemandReport | None:
+    def _report_of(self, function: str) -> DemandReport | None:
         lane = self._lanes.get(function)
-        return None if lane is None else lane.demand()
+        return None if lane is None else lane.report()
 
     def _endpoints_changed(self, function: str) -> None:
         if function in self._lanes:
@@ -71,6 +73,7 @@ class Lanes:
             lane = self._lanes.pop(function, None)
             if lane is not None:
                 lane.close()
+                self._demand.last(lane.report())
             self.on_close(function)
         except Exception:
             log.exception("could not look up %s, which has changed", function)

@@ -45,6 +45,7 @@ class Ticket:
         "entered_s",
         "entry",
         "found_asleep",
+        "handed_s",
         "on_ready",
         "on_revoked",
         "target",
@@ -56,6 +57,7 @@ class Ticket:
         self.entered_s = time.monotonic()
         self.target: Target | None = None
         self.found_asleep = False  # the target was, when the ticket was handed to it
+        self.handed_s = 0.0  # when it was, last
         self.answered = False  # response headers came
         self.on_ready: Callable[[], None] | None = None
         self.on_revoked: Callable[[], None] | None = None
@@ -77,6 +79,7 @@ class Ticket:
     def hand(self, target: Target) -> None:
         """It is its turn."""
         self.target = target
+        self.handed_s = time.monotonic()
         self.found_asleep = target.replica.asleep
         target.tickets.add(self)
         self._wake()

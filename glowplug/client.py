@@ -164,6 +164,33 @@ class Client:
         self._call("DELETE", _prewarm_path(function, name))
 
     @contextmanager
+    def history(self, name: str, *, since: str | None = None) -> Iterator[Iterator[bytes]]:
+        """A function's traffic history as CSV, in pieces: since so long ago, as 7d, or all of it.
+
+        Raises NotFound.
+        """
+        with (
+            self._transport_errors(),
+            self._http.stream(
+                "GET",
+                f"/v1/functions/{_segment(name)}/history",
+                params={} if since is None else {"since": since},
+            ) as response,
+        ):
+            if response.is_error:
+                response.read()
+                raise _response_error(response)
+            yield response.iter_bytes()
+
+    def import_history(self, name: str, file: bytes) -> Json:
+        """Put the minutes of this CSV file in place of all from its first to its last.
+
+        Raises NotFound, InvalidRequest with the line that is wrong.
+        """
+        path = f"/v1/functions/{_segment(name)}/history"
+        return self._call("PUT", path, content=file, content_type="text/csv")
+
+    @contextmanager
     def chat(
         self, name: str, messages: Sequence[Mapping[str, str]], **params: Any
     ) -> Iterator[Answer]:
@@ -195,10 +222,21 @@ class Client:
                 raise _response_error(response)
             yield Answer(response.headers, response.iter_lines(), start_s)
 
-    def _call(self, method: str, path: str, *, body: Json | None = None) -> Json:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Json | None = None,
+        content: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
         with self._transport_errors():
             response = self._http.request(
-                method, path, content=None if body is None else _encoded(body), headers=_JSON
+                method,
+                path,
+                content=content if body is None else _encoded(body),
+                headers={"content-type": content_type},
             )
         if response.is_error:
             raise _response_error(response)

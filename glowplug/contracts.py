@@ -7,7 +7,7 @@ a docstring says otherwise; callbacks are called on that loop and must not block
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -125,15 +125,24 @@ class Replica:
     ready_s: float | None = None  # time.monotonic()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)  # not frozen: that triples the time to make one
 class DemandReport:
-    """What one activator has for one function at this moment."""
+    """What one activator has for one function at this moment. Never changed once made.
+
+    Counters only grow, from zero on under each identity, so that reports may be lost or repeated.
+    """
 
     function: str
+    reporter: str  # whose counters these are: new with every process, and deployment of a name
+    sequence: int  # of this reporter: the higher, the later
     in_flight: int  # handed to a replica, not finished
     queued: int
     oldest_wait_s: float
-    arrivals: int  # since the activator started
+    arrivals: int  # counter
+    warms: int = 0  # counter: of the arrivals, those that only asked for a replica to be ready
+    finished: int = 0  # counter: that a replica has answered
+    service_s: float = 0.0  # counter: these were at a ready replica, together
+    peak: int = 0  # the most in flight and queued at once since the last report, warms apart
     last_active_s: float  # time.monotonic() of the last arrival or completion
 
 
@@ -278,6 +287,31 @@ class PrewarmRun:
     replicas: int
     timezone: str
     active: bool  # its replicas are wanted now
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedHistory:
+    """What a file of traffic history had."""
+
+    minutes: int
+    arrivals: int
+    first: str | None  # minute, as 2026-11-30T14:21Z
+    last: str | None
+
+
+class History(Protocol):
+    """Functions' traffic history as CSV files; the scaler implements it."""
+
+    def export(self, function: str, *, since_s: float | None = None) -> AsyncIterator[bytes]:
+        """The file, in pieces: of the last `since_s` seconds, or all there is."""
+        ...
+
+    async def replace(self, function: str, file: AsyncIterable[bytes]) -> ImportedHistory:
+        """Put the file's minutes in place of all there is from its first to its last.
+
+        Raises InvalidRequest with the line that is wrong; nothing is changed then.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What lies where in the folder that `--data` names, and its lock: one server a folder.
 
     registry.sqlite   the deployed functions
+    traffic.sqlite    the functions' traffic history
     cache/            the node cache: sealed snapshots
     logs/             of the server, the pod and its replicas
     lock              held by the server that runs; its process id
@@ -28,6 +29,11 @@ class DataFolder:
     def registry(self) -> Path:
         """The function registry's SQLite file."""
         return self.root / "registry.sqlite"
+
+    @property
+    def traffic(self) -> Path:
+        """The traffic history's SQLite file."""
+        return self.root / "traffic.sqlite"
 
     @property
     def cache(self) -> Path:

@@ -32,7 +32,9 @@ from glowplug.http_protocol import JsonErrorProtocol
 from glowplug.keys_file import read_keys
 from scaler.app import Scaler
 from scaler.fleets.local import LocalFleet
+from scaler.history import TrafficHistory
 from scaler.registry import SqliteRegistry
+from scaler.traffic import Traffic
 from snapshot.adapter_store import AdapterStore
 from snapshot.eviction import trim
 from snapshot.node_cache import NodeCache
@@ -91,6 +93,9 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
     async with contextlib.AsyncExitStack() as parts:
         registry = SqliteRegistry(data.registry)
         parts.callback(registry.close)
+        traffic = Traffic(data.traffic)
+        parts.push_async_callback(traffic.stop)
+        await traffic.start(registry)
         cache = NodeCache(data.cache)
         cache.set_limit(settings.cache_limit_bytes)
         await asyncio.to_thread(trim, cache)
@@ -107,6 +112,7 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             fleet=fleet,
             sealer=supply,
             standbys=lambda: fleet.standbys,
+            record=traffic.record,
         )
         await scaler.start()
         parts.push_async_callback(scaler.stop)
@@ -119,6 +125,7 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             limits=Limits(max_replicas=_max_replicas()),
             public_url=settings.public_url,
             metrics=[scaler.metrics.text, fleet.series.text],
+            history=TrafficHistory(traffic),
         )
         parts.push_async_callback(app.stop)  # where a second signal has ended the server before
         server = _Server(

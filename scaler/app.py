@@ -7,7 +7,7 @@ same event loop. Registry, fleet and sealer are handed in and stay the caller's 
 import time
 from collections.abc import Callable
 
-from glowplug.contracts import Fleet, Registry, Sealer
+from glowplug.contracts import DemandReport, Fleet, Registry, Sealer
 from scaler.demand import DemandTable
 from scaler.endpoints import ScalerEndpoints
 from scaler.metrics import ScalerMetrics
@@ -32,13 +32,15 @@ class Scaler:
         tick_s: float = 1.0,
         retry_s: float = 1.0,
         standbys: Callable[[], int] = lambda: 0,
+        record: Callable[[DemandReport, int], None] | None = None,
     ) -> None:
         """`now` must be the clock of the demand reports, `wall` is Unix time. `retry_s` is the
         first wait after a failed call to the registry, the fleet or the sealer. `standbys` is how
-        many the fleet has ready, for the metrics."""
+        many the fleet has ready, for the metrics. `record` takes what DemandTable's does: the
+        traffic history."""
         state = State()
         self.metrics = ScalerMetrics(state, standbys=standbys)
-        self.demand = DemandTable()
+        self.demand = DemandTable(record)
         outlooks = Outlooks(now=now, wall=wall)
         self.endpoints = ScalerEndpoints(state, self.demand, now=now, prewarms=outlooks.runs)
         self.reconciler = Reconciler(

@@ -1,71 +1,141 @@
-"""DemandTable: the last report of the activator for each function.
+"""DemandTable: the last report of each activator for each function, added up.
 
-On the event loop. The activator reports, the reconciler takes, the status page looks.
+On the event loop. The activators report, the reconciler takes, the status page looks.
 """
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glowplug.contracts import DemandReport
 from scaler.plan import Demand
 
+SILENT_S = 10.0  # reports come every second: one silent for so long is gone, and its requests too
+MAX_STEP_S = 2.0  # when nothing came for longer, it may be this process that did not run
 
-@dataclass
-class _Last:
+
+@dataclass(slots=True)
+class _Heard:
+    """The last report of one reporter."""
+
     report: DemandReport
-    taken: int  # the arrivals counter when the plan last looked
+    at_s: float
+
+
+@dataclass(slots=True)
+class _Sum:
+    """One function: its reporters, and what they have together."""
+
+    reporters: dict[str, _Heard] = field(default_factory=dict)
+    in_flight: int = 0
+    queued: int = 0
+    arrivals: int = 0  # since the plan last looked
 
 
 class DemandTable:
-    """Implements glowplug.contracts.DemandSink."""
+    """Implements glowplug.contracts.DemandSink.
 
-    def __init__(self) -> None:
-        self._last: dict[str, _Last] = {}
+    `record` gets every new report with the most requests that there were at once since the last
+    one, over all reporters as far as known. `clock` is real time, in seconds, whatever clock the
+    plan runs by.
+    """
+
+    def __init__(
+        self,
+        record: Callable[[DemandReport, int], None] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._record = record
+        self._clock = clock
+        self._looked_s = clock()
+        self._lived_s = 0.0  # real time, without pauses of this process
+        self._functions: dict[str, _Sum] = {}
         self._subscribers: list[Callable[[str], None]] = []
 
     def subscribe(self, edge: Callable[[str], None]) -> None:
-        """Call `edge(function)` when its queue goes from empty to not empty."""
+        """Call `edge(function)` when a reporter's queue goes from empty to not empty."""
         self._subscribers.append(edge)
 
     def report(self, demand: DemandReport) -> None:
-        """Replaces the last report for that function. Never blocks."""
-        last = self._last.get(demand.function)
-        if last is None or demand.arrivals < last.report.arrivals:
-            # The scaler or the activator is new: of what was counted before, only what still
-            # waits is sure to be recent.
-            self._last[demand.function] = _Last(demand, demand.arrivals - demand.queued)
+        """Replaces that reporter's last report for that function, unless it is older. Never
+        blocks."""
+        total = self._functions.get(demand.function)
+        heard = None if total is None else total.reporters.get(demand.reporter)
+        if total is None or heard is None:
+            total = self._new_reporter(demand)
             queued_before = 0
         else:
-            queued_before = last.report.queued
-            last.report = demand
+            last = heard.report
+            if demand.sequence < last.sequence:
+                return
+            queued_before = last.queued
+            total.in_flight += demand.in_flight - last.in_flight
+            total.queued += demand.queued - queued_before
+            total.arrivals += demand.arrivals - last.arrivals
+            heard.report = demand
+            heard.at_s = self._now_s()
+        if self._record is not None:
+            own = demand.in_flight + demand.queued
+            self._record(demand, total.in_flight + total.queued - own + demand.peak)
         if demand.queued and not queued_before:
             for edge in self._subscribers:
                 edge(demand.function)
 
     def take(self, function: str) -> Demand:
         """What plan is to know; counts the arrivals since the last call."""
-        last = self._last.get(function)
-        if last is None:
+        total = self._functions.get(function)
+        if total is None:
             return Demand()
-        arrivals = last.report.arrivals - last.taken
-        last.taken = last.report.arrivals
+        self._forget_silent(total)
+        arrivals, total.arrivals = total.arrivals, 0
+        reports = [heard.report for heard in total.reporters.values()]
         return Demand(
-            in_flight=last.report.in_flight,
-            queued=last.report.queued,
+            in_flight=total.in_flight,
+            queued=total.queued,
             arrivals=arrivals,
-            last_active_s=last.report.last_active_s,
+            oldest_wait_s=max((report.oldest_wait_s for report in reports), default=0.0),
+            last_active_s=max((report.last_active_s for report in reports), default=None),
         )
 
     def in_flight(self, function: str) -> int:
         """Requests that replicas work on."""
-        last = self._last.get(function)
-        return last.report.in_flight if last else 0
+        total = self._functions.get(function)
+        return total.in_flight if total else 0
 
     def queued(self, function: str) -> int:
         """Requests that wait for a replica."""
-        last = self._last.get(function)
-        return last.report.queued if last else 0
+        total = self._functions.get(function)
+        return total.queued if total else 0
 
     def forget(self, function: str) -> None:
         """The function is deleted."""
-        self._last.pop(function, None)
+        self._functions.pop(function, None)
+
+    def _new_reporter(self, demand: DemandReport) -> _Sum:
+        for function, each in list(self._functions.items()):  # also those nobody takes any more
+            self._forget_silent(each)
+            if not each.reporters and not each.arrivals:
+                del self._functions[function]
+        total = self._functions.setdefault(demand.function, _Sum())
+        total.reporters[demand.reporter] = _Heard(demand, self._now_s())
+        total.in_flight += demand.in_flight
+        total.queued += demand.queued
+        # It or this scaler is new: of what it has counted, only what still waits is sure to be
+        # recent.
+        total.arrivals += demand.queued
+        return total
+
+    def _forget_silent(self, total: _Sum) -> None:
+        since_s = self._now_s() - SILENT_S
+        for reporter, heard in list(total.reporters.items()):
+            if heard.at_s < since_s:
+                del total.reporters[reporter]
+                total.in_flight -= heard.report.in_flight
+                total.queued -= heard.report.queued
+
+    def _now_s(self) -> float:
+        now_s = self._clock()
+        self._lived_s += min(now_s - self._looked_s, MAX_STEP_S)
+        self._looked_s = now_s
+        return self._lived_s

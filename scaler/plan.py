@@ -47,6 +47,7 @@ class Demand:
     in_flight: int = 0
     queued: int = 0
     arrivals: int = 0  # since the last plan; also counts those that left again
+    oldest_wait_s: float = 0.0  # of those queued
     last_active_s: float | None = None
 
     @property

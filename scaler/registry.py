@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from glowplug.contracts import Function
-from glowplug.errors import GlowplugError, InvalidSpec, NotFound
+from glowplug.errors import InvalidSpec, NotFound
 from glowplug.spec import FunctionSpec, parse_spec
+from scaler.sqlite_file import Schema, in_words, open_file
 
 SCHEMA_VERSION = 2
-_BUSY_TIMEOUT_S = 5.0
-_SCHEMA = """
+_TABLE = """
 CREATE TABLE functions (
     name TEXT PRIMARY KEY,
     spec TEXT NOT NULL,          -- FunctionSpec as JSON
@@ -36,6 +36,13 @@ CREATE TABLE functions (
 ) WITHOUT ROWID
 """
 _FROM_1 = "ALTER TABLE functions ADD COLUMN adapters TEXT NOT NULL DEFAULT '{}'"
+_SCHEMA = Schema(
+    what="function registry",
+    version=SCHEMA_VERSION,
+    create=[_TABLE],
+    upgrades={1: [_FROM_1]},
+    power_safe=True,
+)
 _UPSERT = """
 INSERT INTO functions
     (name, spec, revision, generation, snapshot, failure, created_s, updated_s, adapters)
@@ -74,12 +81,12 @@ class SqliteRegistry:
                 opened; the message names it.
         """
         self._path = path
-        self._connection = _open(path)
+        self._connection = open_file(path, _SCHEMA)
         try:
             self._functions = _load(self._connection)
         except sqlite3.Error as error:
             self._connection.close()
-            raise _named(path, error) from None
+            raise in_words(path, _SCHEMA, error) from None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="registry")
         self._lock = asyncio.Lock()  # a change is read, computed and written as one
         self._writes: set[asyncio.Task[Any]] = set()
@@ -217,7 +224,7 @@ class SqliteRegistry:
         try:
             await loop.run_in_executor(self._thread, self._connection.execute, sql, values)
         except sqlite3.Error as error:
-            raise _named(self._path, error) from None
+            raise in_words(self._path, _SCHEMA, error) from None
 
     def _notify(self, name: str) -> None:
         for changed in self._subscribers:
@@ -232,50 +239,6 @@ class SqliteRegistry:
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
         return await asyncio.shield(task)
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # One thread uses the connection at a time: the opening one, then the writer's.
-        connection = sqlite3.connect(
-            path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
-    except (OSError, sqlite3.Error) as error:
-        raise _named(path, error) from None
-    try:
-        _prepare(connection, path)
-    except sqlite3.Error as error:
-        connection.close()
-        raise _named(path, error) from None
-    except GlowplugError:
-        connection.close()
-        raise
-    return connection
-
-
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Check the file and its schema; create the schema in an empty file."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > SCHEMA_VERSION:
-        raise GlowplugError(
-            f"{path}: written by a newer Glowplug (registry schema {version}, this version knows "
-            f"{SCHEMA_VERSION}); upgrade Glowplug, or use another data folder"
-        )
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")  # in WAL the default may lose the last commits
-    (check,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if check != "ok":
-        raise _corrupt(path, check)
-    if version == SCHEMA_VERSION:
-        return
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if tables and not version:
-        raise GlowplugError(f"{path}: a SQLite file, but not a function registry; move it away")
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute(_SCHEMA if not version else _FROM_1)
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    connection.execute("COMMIT")
 
 
 def _load(connection: sqlite3.Connection) -> dict[str, Function]:
@@ -326,22 +289,3 @@ def _stored_spec(name: str, text: str) -> tuple[FunctionSpec, str | None]:
         name=name, model=model if isinstance(model, str) else "unknown"
     )
     return stand_in, f"its stored spec is not valid: {reason}; deploy it again"
-
-
-def _named(path: Path, error: OSError | sqlite3.Error) -> GlowplugError:
-    """The error for the user: which file, what is wrong, what to do."""
-    if isinstance(error, OSError):
-        return GlowplugError(f"{path}: cannot be opened ({error.strerror})")
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code of an extended one
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return _corrupt(path, str(error))
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return GlowplugError(f"{path}: in use by another process; stop it and try again")
-    return GlowplugError(f"{path}: the function registry cannot be used ({error})")
-
-
-def _corrupt(path: Path, detail: str) -> GlowplugError:
-    return GlowplugError(
-        f"{path}: the function registry is corrupt ({detail}); restore it from a backup, or move "
-        "it away to start with an empty one"
-    )

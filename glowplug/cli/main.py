@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from glowplug.cli import demo, functions, invoke, prewarm, serve, snapshots
+from glowplug.cli import demo, functions, history, invoke, prewarm, serve, snapshots
 from glowplug.errors import GlowplugError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command()(invoke.invoke)
 app.command()(invoke.chat)
 app.command()(functions.rm)
 app.add_typer(prewarm.app, name="prewarm")
+app.add_typer(history.app, name="history")
 app.command()(snapshots.seal)
 app.add_typer(snapshots.app, name="snapshots")
 app.command()(demo.demo)

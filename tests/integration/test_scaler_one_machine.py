@@ -54,6 +54,8 @@ class Machine:
         self.scaler.demand.report(
             DemandReport(
                 function="f",
+                reporter="activator",
+                sequence=self.arrivals,
                 in_flight=in_flight,
                 queued=queued,
                 oldest_wait_s=0.0,

@@ -1,5 +1,6 @@
 """The real activator in front of a scaler and a replica that a test directs: fast, and no model."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,9 @@ from stand_ins import Platform, Scaler, replica_app, serving
 
 from activator.app import build_app
 from glowplug.client import Client
+from scaler.history import TrafficHistory
 from scaler.registry import SqliteRegistry
+from scaler.traffic import Traffic
 
 
 @pytest.fixture(autouse=True)
@@ -20,13 +23,22 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def shared_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    registry = SqliteRegistry(tmp_path_factory.mktemp("platform") / "registry.sqlite")
+    folder = tmp_path_factory.mktemp("platform")
+    registry = SqliteRegistry(folder / "registry.sqlite")
+    traffic = Traffic(folder / "traffic.sqlite")
     conversations: list[dict[str, Any]] = []
     answers: list[list[str]] = []
     with serving(replica_app(conversations, answers)) as replica_url:
         scaler = Scaler(registry, replica_url)
-        with serving(build_app(registry=registry, endpoints=scaler, demand=scaler)) as endpoint:
+        app = build_app(
+            registry=registry,
+            endpoints=scaler,
+            demand=scaler,
+            history=TrafficHistory(traffic),
+        )
+        with serving(app) as endpoint:
             yield Platform(endpoint, scaler, conversations, answers)
+    asyncio.run(traffic.stop())
     registry.close()
 
 

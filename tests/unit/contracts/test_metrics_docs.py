@@ -20,7 +20,14 @@ OPERATIONS = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
 
 def front_door() -> CollectorRegistry:
     demand = DemandReport(
-        function="f", in_flight=0, queued=0, oldest_wait_s=0, arrivals=0, last_active_s=0
+        function="f",
+        reporter="a",
+        sequence=0,
+        in_flight=0,
+        queued=0,
+        oldest_wait_s=0,
+        arrivals=0,
+        last_active_s=0,
     )
     return FrontDoorMetrics(lambda: [demand]).registry
 

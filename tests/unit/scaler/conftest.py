@@ -316,6 +316,8 @@ class House:
         self.scaler.demand.report(
             DemandReport(
                 function=name,
+                reporter="activator",
+                sequence=self.arrivals[name],
                 in_flight=in_flight,
                 queued=queued,
                 oldest_wait_s=0.0,

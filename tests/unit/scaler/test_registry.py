@@ -268,7 +268,7 @@ def test_a_write_that_fails_changes_nothing_and_names_the_file(path, monkeypatch
         assert told == []
         await registry.put(CHANGED)
 
-    monkeypatch.setattr("scaler.registry._BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("scaler.sqlite_file._BUSY_TIMEOUT_S", 0.05)
     scenario(path, body)
     assert listed(path)[0].spec == CHANGED
 
