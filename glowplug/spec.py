@@ -7,7 +7,7 @@ names the field and the fix.
 import hashlib
 import json
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -32,7 +32,6 @@ Quantization = Literal["none", "int8", "int4"]
 Speculation = Literal["auto", "off"]
 PoolingMethod = Literal["mean", "last", "cls"]
 Pooling = Literal["auto", PoolingMethod]
-IdleTime = Literal["auto"] | Annotated[Seconds, Field(ge=0, le=7 * 86400)]
 
 
 class QueueLimits(BaseModel):
@@ -106,12 +105,14 @@ class FunctionSpec(BaseModel):
 
     min_replicas: int = Field(0, ge=0, le=1000)
     max_replicas: int = Field(1, ge=1, le=1000)
-    idle_s: IdleTime = Field("auto", description="idle time until scale to zero; auto: learned")
+    idle_s: Seconds | None = Field(
+        None, ge=0, le=7 * 86400, description="idle time until scale to zero; default: learned"
+    )
     cold_start_cost_s: Seconds | None = Field(
         None,
         ge=0,
         le=30 * 86400,
-        description="replica time that avoiding one cold start is worth, for idle_s auto",
+        description="replica time that avoiding a cold start is worth, where idle_s is learned",
     )
 
     sleep_s: Seconds | None = Field(

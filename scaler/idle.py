@@ -1,7 +1,7 @@
 """The idle policy: is a replica without requests worth its keep, and is one worth having ready?
 
-A fixed `idle_s` is a limit on idle time. With `idle_s: auto` the limit is learned: a replica that
-waits one more second costs one accelerator-second, and avoids a cold start, which is worth
+A fixed `idle_s` is a limit on idle time. Without one the limit is learned: a replica that waits one
+more second costs one accelerator-second, and avoids a cold start, which is worth
 `cold_start_cost_s` of them, with the probability that the next request comes in this second. So it
 is kept exactly while
 
@@ -58,8 +58,8 @@ def judge(
 ) -> Verdict:
     """The verdict for a function without a request since `idle_s` seconds; `pattern` is None until
     it was first called."""
-    if spec.idle_s != "auto":
-        limit_s = spec.idle_s
+    limit_s = spec.idle_s
+    if limit_s is not None:
         return Verdict(
             over=idle_s >= limit_s, limit_s=limit_s, recheck_s=max(0.0, limit_s - idle_s)
         )

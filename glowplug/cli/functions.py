@@ -31,7 +31,11 @@ def deploy(
         typer.Option(metavar="SHA256", help="The snapshot that the model must be sealed into."),
     ] = None,
     idle: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Idle time until scale to zero, as 30s.")
+        str | None, typer.Option(metavar="TIME", help="Idle time until scale to zero; default: learned.")
+    ] = None,
+    cold_start_cost: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Replica time that avoiding a cold start is worth."),
     ] = None,
     sleep: Annotated[
         str | None, typer.Option(metavar="TIME", help="Idle time until a replica sleeps, as 10s.")
@@ -112,6 +116,7 @@ def deploy(
         model=absolute_source(model),
         digest=digest,
         idle_s=idle,
+        cold_start_cost_s=cold_start_cost,
         sleep_s=sleep,
         min_replicas=min_replicas,
         max_replicas=max_replicas,

@@ -40,7 +40,7 @@ def function_table(functions: "Sequence[Json]") -> Table:
             function["name"],
             _state(function["state"]),
             _replicas(function),
-            f"{spec['idle_s']:g}s",
+            "learned" if spec["idle_s"] is None else f"{spec['idle_s']:g}s",
             spec["model"],
             function["invoke_url"],
         )
@@ -168,9 +168,10 @@ def _context(function: "Json") -> str:
 
 
 def _limits(spec: "Json") -> str:
+    idle = "learned idle time" if spec["idle_s"] is None else f"idle after {spec['idle_s']:g} s"
     return (
         f"{spec['min_replicas']} to {spec['max_replicas']} replicas, "
-        f"idle after {spec['idle_s']:g} s, {spec['max_seqs']} sequences, "
+        f"{idle}, {spec['max_seqs']} sequences, "
         f"{spec['queue']['max_requests']} queued, start {spec['start_timeout_s']:g} s, "
         f"request {spec['request_timeout_s']:g} s"
     )

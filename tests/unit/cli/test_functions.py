@@ -14,6 +14,7 @@ Output = pytest.CaptureFixture[str]
 
 OPTIONS = {
     "--idle": ("90s", "idle_s", 90.0),
+    "--cold-start-cost": ("5m", "cold_start_cost_s", 300.0),
     "--sleep": ("10s", "sleep_s", 10.0),
     "--min": ("1", "min_replicas", 1),
     "--max": ("7", "max_replicas", 7),
@@ -56,7 +57,7 @@ def test_what_is_not_given_gets_its_default_again(platform: Platform) -> None:
     assert deploy("smol", "--idle", "5s") == 0
     assert deploy("smol") == 0
     with Client(platform.endpoint) as client:
-        assert client.function("smol")["spec"]["idle_s"] == 60.0
+        assert client.function("smol")["spec"]["idle_s"] is None
 
 
 @pytest.mark.parametrize(

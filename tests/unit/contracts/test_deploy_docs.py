@@ -48,7 +48,13 @@ def test_defaults(field: str) -> None:
     if info.is_required():
         assert shown == "–"
     elif info.default is None:
-        unset = {"sleep_s": "never", "draft_model": "none", "digest": "none"}
+        unset = {
+            "sleep_s": "never",
+            "draft_model": "none",
+            "digest": "none",
+            "idle_s": "learned",
+            "cold_start_cost_s": "measured",
+        }
         assert shown == unset.get(field, "the model's")
     elif info.default in ({}, []):
         assert shown == "none"

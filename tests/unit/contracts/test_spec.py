@@ -60,7 +60,7 @@ def test_what_is_not_a_size_is_refused(text: str) -> None:
 
 def test_defaults_scale_to_zero() -> None:
     spec = parse_spec(MINIMAL)
-    assert (spec.min_replicas, spec.max_replicas, spec.idle_s) == (0, 1, 60.0)
+    assert (spec.min_replicas, spec.max_replicas, spec.idle_s) == (0, 1, None)
     assert spec.queue == QueueLimits(max_requests=200, max_bytes=64 * 2**20)
 
 
@@ -143,6 +143,7 @@ SCALING = {
     "min_replicas": 1,
     "max_replicas": 9,
     "idle_s": 5,
+    "cold_start_cost_s": 5,
     "sleep_s": 2,
     "start_timeout_s": 5,
     "request_timeout_s": 5,

@@ -245,7 +245,7 @@ def test_a_replica_that_dies_in_use_is_replaced_at_once_then_after_growing_waits
 
 def test_a_crash_loop_without_callers_stops(run):
     async def scenario(house):
-        replica = await house.one_ready()
+        replica = await house.one_ready(idle_s=60)
         await house.report()
         await house.die(replica)
         await house.ready()
