@@ -16,11 +16,10 @@ from zlib import crc32
 
 from glowplug.contracts import PrewarmRun
 from glowplug.schedule import Schedule
-from scaler.outlook import Floor, Outlook
+from scaler.outlook import DEFAULT_START_S, Floor, Outlook
 from scaler.schedule import Window, windows
 from scaler.state import Tracked
 
-UNMEASURED_START_S = 4.0  # before the first start of a function
 MARGIN_S = 4.0
 AHEAD = 4  # windows of a schedule that are looked for at once, beside the one that is on
 _SET_BACK_S = 600.0  # a wall clock set back by less does not end what was launched
@@ -99,7 +98,7 @@ class Outlooks:
         self._edges: dict[str, float] = {}  # theirs, until they have been told
 
     def look(self, functions: Iterable[Tracked], now_s: float) -> dict[str, Outlook]:
-        """The outlook of each function that has one."""
+        """The outlook of each of these functions."""
         ahead_s = self._wall() - now_s  # of the wall clock
         found: dict[str, Outlook] = {}
         for tracked in functions:
@@ -107,6 +106,7 @@ class Outlooks:
             if not schedules:
                 if name in self._prewarms:
                     self.forget(name)
+                found[name] = Outlook(start_s=start_s(tracked))
                 continue
             lead_s = start_s(tracked) + MARGIN_S
             look = self._looks.get(name)
@@ -121,7 +121,7 @@ class Outlooks:
                     ahead_s=ahead_s,
                     now_s=now_s,
                     edge_s=_next_edge_s(floors, now_s),
-                    outlook=Outlook(floors=floors),
+                    outlook=Outlook(floors=floors, start_s=start_s(tracked)),
                 )
             self._edges[name] = look.edge_s
             found[name] = look.outlook
@@ -195,7 +195,7 @@ class Outlooks:
 def start_s(tracked: Tracked) -> float:
     """What a start of this function takes: the 95th percentile (nearest rank) of the last ones."""
     starts = sorted(tracked.starts_s)
-    return starts[math.ceil(0.95 * len(starts)) - 1] if starts else UNMEASURED_START_S
+    return starts[math.ceil(0.95 * len(starts)) - 1] if starts else DEFAULT_START_S
 
 
 def _next_edge_s(floors: Iterable[Floor], now_s: float) -> float:

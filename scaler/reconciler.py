@@ -21,7 +21,8 @@ from scaler.endpoints import ScalerEndpoints
 from scaler.launcher import Launcher
 from scaler.metrics import ScalerMetrics
 from scaler.outlooks import Outlooks
-from scaler.plan import Demand, Policy, plan
+from scaler.plan import Demand, Policy, learn, plan
+from scaler.rates import Shared
 from scaler.sealing import Outcome, Sealing
 from scaler.state import State, Tracked
 
@@ -56,6 +57,7 @@ class Reconciler:
         self._outlooks = outlooks
         self._policy = policy
         self._now = now
+        self._shared = Shared(since_s=now(), at_s=now())
         self._tick_s = tick_s
         self._retry_s = retry_s
         self._launcher = Launcher(
@@ -133,8 +135,10 @@ class Reconciler:
                 for name, tracked in chosen.items()
             },
             outlook=self._outlooks.look(chosen.values(), now_s),
+            shared=self._shared,
             policy=self._policy,
         )
+        self._shared = learn(self._shared, now_s, decisions.values())
         for name, tracked in chosen.items():
             decision = decisions[name]
             if decision.desired != tracked.desired:

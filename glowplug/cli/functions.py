@@ -31,7 +31,8 @@ def deploy(
         typer.Option(metavar="SHA256", help="The snapshot that the model must be sealed into."),
     ] = None,
     idle: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Idle time until scale to zero; default: learned.")
+        str | None,
+        typer.Option(metavar="TIME", help="Idle time until scale to zero; default: learned."),
     ] = None,
     cold_start_cost: Annotated[
         str | None,

@@ -7,12 +7,12 @@ import pytest
 
 from glowplug.contracts import Function
 from glowplug.spec import parse_spec
-from scaler.outlook import highest
-from scaler.outlooks import MARGIN_S, UNMEASURED_START_S, Outlooks, start_s
+from scaler.outlook import DEFAULT_START_S, Outlook, highest
+from scaler.outlooks import MARGIN_S, Outlooks, start_s
 from scaler.state import STARTS_KEPT, Tracked
 
 MONDAY_8 = datetime.fromisoformat("2028-06-05T08:00+02:00").timestamp()
-LEAD_S = UNMEASURED_START_S + MARGIN_S
+LEAD_S = DEFAULT_START_S + MARGIN_S
 MORNING = {
     "name": "morning",
     "cron": "0 8 * * 1-5",
@@ -77,9 +77,9 @@ def test_floors_are_on_the_clock_of_plan() -> None:
     assert clocks.outlooks.next_edge_s == first.from_s
 
 
-def test_a_function_without_schedules_has_no_outlook() -> None:
+def test_a_function_without_schedules_has_no_floors() -> None:
     clocks = Clocks()
-    assert clocks.outlooks.look([tracked()], clocks.now_s) == {}
+    assert clocks.outlooks.look([tracked()], clocks.now_s) == {"f": Outlook()}
     assert clocks.outlooks.next_edge_s == float("inf")
     assert clocks.outlooks.runs(tracked()) == ()
 
@@ -111,7 +111,7 @@ def test_the_lead_is_the_measured_start_time() -> None:
 @pytest.mark.parametrize(
     ("starts", "expected"),
     [
-        ([], UNMEASURED_START_S),
+        ([], DEFAULT_START_S),
         ([0.2], 0.2),
         ([3.0, 1.0], 3.0),
         (range(1, 21), 19),

@@ -78,8 +78,8 @@ def test_a_new_revision_that_cannot_be_sealed_leaves_the_old_one_answering(run):
 
 def test_a_new_revision_that_does_not_start_leaves_the_old_one_answering(run):
     async def scenario(house):
-        old = await house.one_ready()
-        await house.deploy(kv_cache_bytes="900GiB")
+        old = await house.one_ready(idle_s=60)
+        await house.deploy(kv_cache_bytes="900GiB", idle_s=60)
         (new,) = set(house.fleet.live) - {old}
         await house.die(new, "no memory")
         await house.report()  # nothing in flight now, but the old one is all there is
