@@ -5,14 +5,14 @@ have at once, C = max_seqs, N = replicas that start or are ready.
 
 - Stable: ceil(mean D of 60 s / T).
 - Panic (Knative's): ceil(mean D of a short window / T) when that is 2·N or more, or when the mean
-  was more than N replicas can run at once, so that somebody waited. Then nothing is lowered before
-  the short window has asked for less than is held for 60 s. The short window is twice a start, 6 s
-  at most, as waiting longer than a start would cost more than starting for nothing, and 1 s at
+  was more than N replicas can run at once, so that somebody waited. Then the short window counts and
+  nothing is lowered, until neither was so for 60 s. The short window is twice a start: to wait
+  longer than a start takes would cost more than to start for nothing. It is 6 s at most, and 1 s at
   least, the time between two looks.
 - Queue: as many as work off what is queued in 30 s: ceil(queued · mean service time / (C · 30 s)).
 - From zero: max(1, activation_replicas, ceil(queued / T)) at once, also for requests that came and
-  left since the last look; held like a panic when that is more than one. While none is ready yet
-  more queued requests raise it at once, too.
+  left since the last look; while none is ready yet ceil(D / T) at once, too. More than one are held
+  like in a panic.
 - Else up to max(2·N, N + 1) within a second, however often it is asked.
 - Down by half at most within a second, never while a replica is starting; to one only when one was
   enough for 60 s; to zero only when the caller says that the function is idle: then no window
@@ -36,6 +36,7 @@ SHORTEST_PANIC_S = 1.0
 
 # Looks come every second, give or take what a loop takes.
 _SECOND_S = 0.95
+_LATE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,15 @@ _KEEP_ONE = Want(1, "", AT_REST)
 
 
 def found_running(now_s: float, running: int) -> Pace:
-    """After a restart what runs is taken for needed, as long as a window takes to fill."""
-    if running <= 1:
+    """After a restart what runs is taken for needed, until a window is full; the first reports of
+    demand may come late."""
+    return _holding(now_s, running, now_s + STABLE_S + _LATE_S)
+
+
+def _holding(now_s: float, replicas: int, until_s: float) -> Pace:
+    if replicas <= 1:
         return AT_REST
-    return Pace(held=running, held_until_s=now_s + STABLE_S, crowded_s=now_s)
+    return Pace(held=replicas, held_until_s=until_s, crowded_s=now_s)
 
 
 def panic_window_s(start_s: float | None) -> float:
@@ -151,7 +157,7 @@ def want(
         replicas = min(lowered, spec.max_replicas)  # which may have been changed
     if replicas < before:
         pace = replace(pace, lowered_s=now_s)
-    if panics or (held > 1 and asks.fast >= held):
+    if panics or (activating and replicas > base):
         pace = replace(pace, held=max(held, replicas), held_until_s=now_s + STABLE_S)
     elif held:
         pace = replace(pace, held=max(held, replicas))
@@ -188,7 +194,7 @@ def _from_zero(
     replicas = min(asked, spec.max_replicas)
     if spec.activation_replicas > max(1, replicas_for(demand.queued, target)):
         why += f", activation_replicas is {spec.activation_replicas}"
-    return Want(replicas, why, found_running(now_s, replicas), panic=replicas > 1)
+    return Want(replicas, why, _holding(now_s, replicas, now_s + STABLE_S), panic=replicas > 1)
 
 
 def _idle(now_s: float, *, counts: "Counts", before: int, pace: Pace, most: int) -> Want:
