@@ -5,10 +5,10 @@ have at once, C = max_seqs, N = replicas that start or are ready.
 
 - Stable: ceil(mean D of 60 s / T).
 - Panic (Knative's): ceil(mean D of a short window / T) when that is 2·N or more, or when the mean
-  was more than N replicas can run at once, so that somebody waited. Then the short window counts and
-  nothing is lowered, until neither was so for 60 s. The short window is twice a start: to wait
-  longer than a start takes would cost more than to start for nothing. It is 6 s at most, and 1 s at
-  least, the time between two looks.
+  was more than N replicas can run at once, so that somebody waited. Then the short window counts
+  and nothing is lowered, until neither was so for 60 s. The short window is twice a start: to wait
+  longer than a start takes would cost more than to start for nothing. It is 6 s at most, and 1 s
+  at least, the time between two looks.
 - Queue: as many as work off what is queued in 30 s: ceil(queued · mean service time / (C · 30 s)).
 - From zero: max(1, activation_replicas, ceil(queued / T)) at once, also for requests that came and
   left since the last look; while none is ready yet ceil(D / T) at once, too. More than one are held
