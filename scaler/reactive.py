@@ -141,7 +141,7 @@ def want(
     need = max(1, asks.stable, asks.queue, asks.waiting)
     if panics or held:
         need = max(need, asks.fast, held)
-    need = min(need, spec.max_replicas)
+    asked, need = need, min(need, spec.max_replicas)
     if asks.fast > 1 or demand.total > target:
         pace = replace(pace, crowded_s=now_s)
     if need == 1 and before > 1 and now_s - pace.crowded_s < STABLE_S:
@@ -161,9 +161,10 @@ def want(
         pace = replace(pace, held=max(held, replicas), held_until_s=now_s + STABLE_S)
     elif held:
         pace = replace(pace, held=max(held, replicas))
+    reason = _why(asks, demand, need=need, target=target, before=before, replicas=replicas)
     return Want(
         replicas,
-        _why(asks, demand, need=need, target=target, before=before, replicas=replicas),
+        reason + _capped(asked, spec) if replicas > before else reason,
         pace,
         panic=now_s < pace.held_until_s,
     )
@@ -194,6 +195,7 @@ def _from_zero(
     replicas = min(asked, spec.max_replicas)
     if spec.activation_replicas > max(1, replicas_for(demand.queued, target)):
         why += f", activation_replicas is {spec.activation_replicas}"
+    why += _capped(asked, spec)
     return Want(replicas, why, _holding(now_s, replicas, now_s + STABLE_S), panic=replicas > 1)
 
 
@@ -249,6 +251,10 @@ def _why(
     else:
         why = f"{STABLE_S:g} s with {target} requests a replica ask for {asks.stable}"
     return why if replicas == need else f"{why}, {need} are needed, doubling once a second"
+
+
+def _capped(asked: int, spec: FunctionSpec) -> str:
+    return f" (max_replicas is {spec.max_replicas})" if asked > spec.max_replicas else ""
 
 
 def _requests(count: int) -> str:

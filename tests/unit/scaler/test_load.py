@@ -1,6 +1,7 @@
 """Load: means over windows are integrals, and what is remembered stays small."""
 
 import math
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -49,6 +50,19 @@ def test_the_average_is_the_integral_over_the_time(steps, later_s, window_s):
     assert average(load, now_s, window_s) == pytest.approx(exact, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.parametrize("gap_s", [0.03, 0.21, 0.7, 1.3, 2.9])
+@pytest.mark.parametrize("window_s", [1.0, 2.5, 6.0, 20.0, 60.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_average_is_exact_where_many_share_a_bucket(gap_s, window_s, seed):
+    random = Random(seed)
+    load, history = follow([(gap_s, random.randrange(3000)) for _ in range(200 + seed)])
+    now_s = history[-1][0]
+    since_s = window_start_s(load, now_s, window_s)
+    assert now_s - window_s - (0.5 if window_s <= 6 else 4.0) < since_s <= now_s - window_s
+    exact = integral(history, since_s, now_s) / (now_s - since_s)
+    assert average(load, now_s, window_s) == pytest.approx(exact, rel=1e-6, abs=1e-6)
+
+
 @fixed
 @given(observations, st.floats(0, 100))
 def test_the_window_is_exact_where_observations_are_a_bucket_apart(steps, later_s):
@@ -77,12 +91,13 @@ def test_what_is_remembered_stays_small(steps):
 def test_a_month_of_changes_costs_no_precision():
     load, now_s, history = NO_LOAD, 0.0, []
     for n in range(20_000):
-        now_s += 130.0
+        now_s += 129.7
         load = observe(load, now_s, 3000 + n % 2)
         history = [*history[-9:], (now_s, 3000 + n % 2)]
     for later_s in (0.0, 30.0, 1e6):
         exact = integral(history, now_s + later_s - 60, now_s + later_s) / 60
         assert average(load, now_s + later_s, 60.0) == pytest.approx(exact, rel=1e-12)
+    assert load.areas[-1] < 64 * 130 * 3001  # it is counted from the oldest knot
 
 
 def test_before_the_first_observation_there_was_nothing():

@@ -88,6 +88,18 @@ def test_from_zero_at_once_to_what_waits():
     assert ask(NO_LOAD, 0, Demand(queued=1), NOTHING).reason == "1 request queued, none running"
 
 
+def test_what_the_maximum_leaves_is_said():
+    spec = make_spec(max_replicas=4)
+    got = ask(NO_LOAD, 0, Demand(queued=200), NOTHING, spec=spec)
+    assert (got.replicas, got.reason) == (
+        4,
+        "200 requests queued, none running (max_replicas is 4)",
+    )
+    load = observe(NO_LOAD, 0, 200)
+    more = ask(load, 60, Demand(in_flight=200), Counts(ready=3), spec=spec)
+    assert more.reason == "60 s with 11 requests a replica ask for 19 (max_replicas is 4)"
+
+
 def test_from_zero_for_a_request_that_left_again():
     got = ask(NO_LOAD, 0, Demand(arrivals=1), NOTHING)
     assert (got.replicas, got.reason) == (1, "a request came and left, none running")
@@ -282,6 +294,17 @@ def test_a_restart_holds_what_runs_until_the_windows_are_full():
     assert late.steps(100, 75) == [7] * 100
     quiet = Life(ready=7, now_s=500.0)
     assert quiet.steps(90, 0)[-1] == 1
+
+
+def test_what_is_held_comes_back_where_it_was_cut():
+    """The budget left it only one of three."""
+    pace = Pace(held=3, held_until_s=100.0)
+    got = ask(NO_LOAD, 50.0, Demand(), Counts(ready=1), pace=pace)
+    assert (got.replicas, got.reason) == (
+        2,
+        "what runs is kept, 3 are needed, doubling once a second",
+    )
+    assert ask(NO_LOAD, 100.0, Demand(), Counts(ready=1), pace=pace).replicas == 1
 
 
 def test_a_roll_is_not_counted_twice():
