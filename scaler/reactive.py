@@ -63,10 +63,12 @@ class Want:
     reason: str
     pace: Pace
     panic: bool = False  # what is there is held
+    recheck_s: float = math.inf  # without news nothing changes before that time, from now
 
 
 _NONE = Want(0, "", AT_REST)
 _KEEP_ONE = Want(1, "", AT_REST)
+_KEEP_ONE_FOR_NOW = Want(1, "", AT_REST, recheck_s=1.0)
 
 
 def found_running(now_s: float, running: int) -> Pace:
@@ -125,7 +127,8 @@ def want(
         and not demand.queued
         and now_s >= pace.held_until_s
     ):
-        return _KEEP_ONE  # the common case: nothing to work out
+        # The common case: nothing to work out. No mean can grow by more than what is there now.
+        return _KEEP_ONE if max(recent, mean) + demand.total <= target else _KEEP_ONE_FOR_NOW
 
     activating = counts.ready == 0 and counts.outdated == 0
     asks = _Asks(
@@ -167,7 +170,16 @@ def want(
         reason + _capped(asked, spec) if replicas > before else reason,
         pace,
         panic=now_s < pace.held_until_s,
+        recheck_s=1.0 if need != replicas or now_s < _settled_s(load, pace, target) else math.inf,
     )
+
+
+def _settled_s(load: Load, pace: Pace, target: int) -> float:
+    """From then on the windows hold nothing but the demand of now, and nothing else is held."""
+    steady_s = load.times[-1] if load.times else -math.inf
+    if load.demand <= target:  # one is enough, when that was so for long enough
+        steady_s = max(steady_s, pace.crowded_s)
+    return max(pace.held_until_s, steady_s + STABLE_S)
 
 
 class _Asks(NamedTuple):
@@ -196,18 +208,19 @@ def _from_zero(
     if spec.activation_replicas > max(1, replicas_for(demand.queued, target)):
         why += f", activation_replicas is {spec.activation_replicas}"
     why += _capped(asked, spec)
-    return Want(replicas, why, _holding(now_s, replicas, now_s + STABLE_S), panic=replicas > 1)
+    pace = _holding(now_s, replicas, now_s + STABLE_S)
+    return Want(replicas, why, pace, panic=replicas > 1, recheck_s=1.0)
 
 
 def _idle(now_s: float, *, counts: "Counts", before: int, pace: Pace, most: int) -> Want:
     """Nobody has called for so long that it may go: by halves, but no window holds it."""
     replicas = _lowered(0, now_s, before=before, counts=counts, lowered_s=pace.lowered_s)
     replicas = min(replicas, most)
-    if replicas >= before:
-        return Want(replicas, "", pace)
     if replicas == 0:
-        return Want(0, "idle", AT_REST)
-    return Want(replicas, "idle", Pace(lowered_s=now_s))
+        return Want(0, "idle" if before else "", AT_REST)
+    if replicas == before:
+        return Want(replicas, "", pace, recheck_s=1.0)
+    return Want(replicas, "idle", Pace(lowered_s=now_s), recheck_s=1.0)
 
 
 def _raising(pace: Pace, now_s: float, *, base: int) -> Pace:

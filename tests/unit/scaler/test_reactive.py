@@ -1,5 +1,6 @@
 """want(): what the demand itself asks for, by example and then by law."""
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -480,6 +481,60 @@ def test_constant_demand_settles(spec, demand, ready, start_s):
     if ready <= need and spec.activation_replicas == 1:
         assert not any(falls)
     assert not any(falls[rises.index(True) :]) or spec.activation_replicas > 1 if any(rises) else 1
+
+
+@fixed
+@given(specs(), series, st.integers(0, 40), st.sampled_from([0.0, 4.0, 70.0]), st.booleans())
+def test_without_news_nothing_changes_before_the_recheck(spec, steps, ready, later_s, is_idle):
+    life = Life(spec=spec, ready=min(ready, spec.max_replicas), start_s=0.5)
+    for gap_s, demand in steps:
+        life.step(demand, queued=demand // 3, arrivals=demand, after_s=gap_s)
+    demand = Demand(in_flight=life.load.demand)
+    counts, pace, before = life.counts, life.pace, life.desired
+    for _ in range(3):
+        now_s = life.now_s = life.now_s + later_s
+        got = ask(
+            life.load,
+            now_s,
+            demand,
+            counts,
+            spec=spec,
+            before=before,
+            pace=pace,
+            is_idle=is_idle,
+        )
+        for ahead_s in (0.5, 0.999, 3.0, 59.0, 61.0, 500.0):
+            if ahead_s < got.recheck_s and got.replicas == before:
+                again = ask(
+                    life.load,
+                    now_s + ahead_s,
+                    demand,
+                    counts,
+                    spec=spec,
+                    before=got.replicas,
+                    pace=got.pace,
+                    is_idle=is_idle,
+                )
+                if got.recheck_s == math.inf:
+                    assert again.replicas == got.replicas
+        pace, before = got.pace, got.replicas
+
+
+def test_what_is_settled_asks_for_no_recheck():
+    life = Life(ready=4)
+    life.steps(200, 40)
+    steady = ask(life.load, life.now_s, Demand(in_flight=40), Counts(ready=4), pace=life.pace)
+    assert steady.recheck_s == math.inf
+    changed = observe(life.load, life.now_s, 90)
+    soon = ask(changed, life.now_s, Demand(in_flight=90), Counts(ready=4), pace=life.pace)
+    assert soon.recheck_s == 1.0
+    one = ask(observe(NO_LOAD, 0, 1), 1, Demand(in_flight=1), Counts(ready=1))
+    assert one.recheck_s == math.inf
+    full = ask(observe(NO_LOAD, 0, 11), 1, Demand(in_flight=11), Counts(ready=1))
+    assert (full.replicas, full.recheck_s) == (1, math.inf)
+    mixed = observe(observe(observe(NO_LOAD, 0, 40), 10, 0), 17, 10)
+    later = ask(mixed, 20, Demand(in_flight=10), Counts(ready=1))
+    assert (later.replicas, later.recheck_s) == (1, 1.0)
 
 
 @fixed
