@@ -127,8 +127,10 @@ def want(
         and not demand.queued
         and now_s >= pace.held_until_s
     ):
-        # The common case: nothing to work out. No mean can grow by more than what is there now.
-        return _KEEP_ONE if max(recent, mean) + demand.total <= target else _KEEP_ONE_FOR_NOW
+        # The common case: nothing to work out. No mean grows by more than the demand of now.
+        if max(recent, mean) + demand.total > target and now_s < _settled_s(load, AT_REST, target):
+            return _KEEP_ONE_FOR_NOW
+        return _KEEP_ONE
 
     activating = counts.ready == 0 and counts.outdated == 0
     asks = _Asks(

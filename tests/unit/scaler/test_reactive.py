@@ -531,6 +531,8 @@ def test_what_is_settled_asks_for_no_recheck():
     one = ask(observe(NO_LOAD, 0, 1), 1, Demand(in_flight=1), Counts(ready=1))
     assert one.recheck_s == math.inf
     full = ask(observe(NO_LOAD, 0, 11), 1, Demand(in_flight=11), Counts(ready=1))
+    assert (full.replicas, full.recheck_s) == (1, 1.0)
+    full = ask(observe(NO_LOAD, 0, 11), 61, Demand(in_flight=11), Counts(ready=1))
     assert (full.replicas, full.recheck_s) == (1, math.inf)
     mixed = observe(observe(observe(NO_LOAD, 0, 40), 10, 0), 17, 10)
     later = ask(mixed, 20, Demand(in_flight=10), Counts(ready=1))
