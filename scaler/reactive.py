@@ -112,7 +112,7 @@ def want(
     running = max(counts.starting + counts.ready, counts.outdated)
     if before == 0 and running == 0:
         return _from_zero(now_s, demand=demand, counts=counts, spec=spec, target=target)
-    if spec.max_replicas == 1 and before <= 1:
+    if spec.max_replicas == before == 1:
         # Nothing to count: it stays until the function is idle, and a start is never called off.
         return _NONE if is_idle and not counts.starting else _KEEP_ONE
     if is_idle:
@@ -128,9 +128,9 @@ def want(
         and now_s >= pace.held_until_s
     ):
         # The common case: nothing to work out. No mean grows by more than the demand of now.
-        if max(recent, mean) + demand.total > target and now_s < _settled_s(load, AT_REST, target):
-            return _KEEP_ONE_FOR_NOW
-        return _KEEP_ONE
+        is_settled = now_s >= _settled_s(load, AT_REST, target)
+        lasts = is_settled or max(recent, mean) + demand.total <= target
+        return _KEEP_ONE if lasts else _KEEP_ONE_FOR_NOW
 
     activating = counts.ready == 0 and counts.outdated == 0
     asks = _Asks(
