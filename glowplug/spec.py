@@ -105,6 +105,12 @@ class FunctionSpec(BaseModel):
 
     min_replicas: int = Field(0, ge=0, le=1000)
     max_replicas: int = Field(1, ge=1, le=1000)
+    activation_replicas: int = Field(
+        1, ge=1, le=1000, description="replicas at least when the first request comes"
+    )
+    priority: int = Field(
+        0, ge=-100, le=100, description="who gets replicas when there are not enough: the highest"
+    )
     idle_s: Seconds | None = Field(
         None, ge=0, le=7 * 86400, description="idle time until scale to zero; default: learned"
     )
@@ -157,6 +163,11 @@ class FunctionSpec(BaseModel):
             raise ValueError(
                 f"min_replicas: {self.min_replicas} is over max_replicas {self.max_replicas}; "
                 "lower min_replicas or raise max_replicas"
+            )
+        if self.activation_replicas > self.max_replicas:
+            raise ValueError(
+                f"activation_replicas: {self.activation_replicas} is over max_replicas "
+                f"{self.max_replicas}; lower activation_replicas or raise max_replicas"
             )
         if (found := conflict(self.schedules, self.max_replicas)) is not None:
             index, field, message = found

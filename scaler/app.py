@@ -40,7 +40,7 @@ class Scaler:
         traffic history."""
         state = State()
         self.metrics = ScalerMetrics(state, standbys=standbys)
-        self.demand = DemandTable(record)
+        self.demand = DemandTable(record, now=now)
         outlooks = Outlooks(now=now, wall=wall)
         self.endpoints = ScalerEndpoints(state, self.demand, now=now, prewarms=outlooks.runs)
         self.reconciler = Reconciler(

@@ -6,7 +6,7 @@ reconciler holds one per function, reset by a new revision and by deploying agai
 Starts that fail in a row wait 1, 2, 4 ... 60 s. From the third on the breaker is open for that
 time: callers are refused with the cause. After it, it is half-open: one start is tried when someone
 asks, and decides. Replicas that become ready and die within seconds are started again with the same
-waits, the first one at once, but never refuse callers.
+waits, the first one at once; from the third in a row on the breaker is open for them, too.
 """
 
 import math
@@ -38,7 +38,7 @@ class Breaker:
 
     def is_open(self, now_s: float) -> bool:
         """Whether callers should be refused with the cause."""
-        return self.failures >= OPEN_AFTER and not self.may_start(now_s)
+        return max(self.failures, self.deaths) >= OPEN_AFTER and not self.may_start(now_s)
 
     def start_failed(self, now_s: float, cause: str) -> "Breaker":
         """A start failed. Those that fail during a wait began before it and are one failure."""
@@ -54,9 +54,12 @@ class Breaker:
         return Breaker(deaths=self.deaths)
 
     def died(self, now_s: float, *, lived_s: float, cause: str) -> "Breaker":
-        """A ready replica died by itself, `lived_s` after it became ready."""
+        """A ready replica died by itself, `lived_s` after it became ready. Those that die during a
+        wait may have died of the same, and are one death."""
         if lived_s >= _SOON_S:
             return replace(self, deaths=0)
+        if not self.may_start(now_s):
+            return replace(self, cause=cause)
         deaths = self.deaths + 1
         wait_s = 0.0 if deaths == 1 else _wait_s(deaths - 2)
         return replace(self, deaths=deaths, cause=cause, retry_at_s=now_s + wait_s)

@@ -1,4 +1,5 @@
-"""DemandTable: the last report of each activator for each function, added up.
+"""DemandTable: the last report of each activator for each function, added up, and their sum over
+the last minute.
 
 On the event loop. The activators report, the reconciler takes, the status page looks.
 """
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from glowplug.contracts import DemandReport
+from scaler.load import NO_LOAD, Load, observe
 from scaler.plan import Demand
 
 SILENT_S = 10.0  # reports come every second: one silent for so long is gone, and its requests too
@@ -30,23 +32,26 @@ class _Sum:
     in_flight: int = 0
     queued: int = 0
     arrivals: int = 0  # since the plan last looked
+    load: Load = NO_LOAD
 
 
 class DemandTable:
     """Implements glowplug.contracts.DemandSink.
 
     `record` gets every new report with the most requests that there were at once since the last
-    one, over all reporters as far as known. `clock` is real time, in seconds, whatever clock the
-    plan runs by.
+    one, over all reporters as far as known. `now` is the clock that the plan runs by, `clock` real
+    time, in seconds.
     """
 
     def __init__(
         self,
         record: Callable[[DemandReport, int], None] | None = None,
         *,
+        now: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._record = record
+        self._now = now
         self._clock = clock
         self._looked_s = clock()
         self._lived_s = 0.0  # real time, without pauses of this process
@@ -75,6 +80,7 @@ class DemandTable:
             total.arrivals += demand.arrivals - last.arrivals
             heard.report = demand
             heard.at_s = self._now_s()
+        self._observe(total)
         if self._record is not None:
             own = demand.in_flight + demand.queued
             self._record(demand, total.in_flight + total.queued - own + demand.peak)
@@ -97,6 +103,11 @@ class DemandTable:
             oldest_wait_s=max((report.oldest_wait_s for report in reports), default=0.0),
             last_active_s=max((report.last_active_s for report in reports), default=None),
         )
+
+    def load(self, function: str) -> Load:
+        """Its demand over the last minute, by every report, also those that no plan saw."""
+        total = self._functions.get(function)
+        return total.load if total else NO_LOAD
 
     def in_flight(self, function: str) -> int:
         """Requests that replicas work on."""
@@ -133,6 +144,10 @@ class DemandTable:
                 del total.reporters[reporter]
                 total.in_flight -= heard.report.in_flight
                 total.queued -= heard.report.queued
+                self._observe(total)
+
+    def _observe(self, total: _Sum) -> None:
+        total.load = observe(total.load, self._now(), total.in_flight + total.queued)
 
     def _now_s(self) -> float:
         now_s = self._clock()

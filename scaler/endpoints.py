@@ -134,8 +134,12 @@ class ScalerEndpoints:
 
     def _beside_failed(self, breaker: Breaker) -> str:
         wait_s = max(1.0, breaker.retry_at_s - self._now())
+        if breaker.failures >= OPEN_AFTER:
+            what = f"{breaker.failures} starts in a row failed"
+        else:
+            what = f"{breaker.deaths} replicas in a row died when they had just become ready"
         return (
-            f"{breaker.failures} starts in a row failed, the last: {breaker.cause}; "
+            f"{what}, the last: {breaker.cause}; "
             f"the next is tried in {wait_s:.0f} s at the earliest"
         )
 
@@ -147,12 +151,13 @@ class ScalerEndpoints:
         return f"starting again {when} after: {breaker.cause}"
 
     def _beside_zero(self, breaker: Breaker) -> str | None:
-        if breaker.failures < OPEN_AFTER:
+        if breaker.failures >= OPEN_AFTER:
+            what = f"{breaker.failures} starts failed"
+        elif breaker.deaths >= OPEN_AFTER:
+            what = f"{breaker.deaths} replicas died when they had just become ready"
+        else:
             return None
-        return (
-            f"the last {breaker.failures} starts failed ({breaker.cause}); "
-            "the next request tries again"
-        )
+        return f"the last {what} ({breaker.cause}); the next request tries again"
 
     def _beside_ready(self, tracked: Tracked) -> str | None:
         """What else is to be said of a function that answers."""

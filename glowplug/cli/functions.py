@@ -43,6 +43,14 @@ def deploy(
     ] = None,
     min_replicas: Annotated[int | None, typer.Option("--min", metavar="N")] = None,
     max_replicas: Annotated[int | None, typer.Option("--max", metavar="N")] = None,
+    activation_replicas: Annotated[
+        int | None,
+        typer.Option("--activation", metavar="N", help="Replicas when the first request comes."),
+    ] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Who gets replicas when they are short: −100 to 100."),
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 (default) or float32.")] = None,
     quantization: Annotated[
         str | None,
@@ -121,6 +129,8 @@ def deploy(
         sleep_s=sleep,
         min_replicas=min_replicas,
         max_replicas=max_replicas,
+        activation_replicas=activation_replicas,
+        priority=priority,
         dtype=dtype,
         quantization=quantization,
         max_seqs=max_seqs,

@@ -18,6 +18,7 @@ OPTIONS = {
     "--sleep": ("10s", "sleep_s", 10.0),
     "--min": ("1", "min_replicas", 1),
     "--max": ("7", "max_replicas", 7),
+    "--priority": ("-7", "priority", -7),
     "--dtype": ("float32", "dtype", "float32"),
     "--quantization": ("int4", "quantization", "int4"),
     "--max-seqs": ("3", "max_seqs", 3),
@@ -45,6 +46,12 @@ def test_each_option_of_deploy_sets_its_field(platform: Platform, option: str) -
     assert deploy("smol", option, text) == 0
     with Client(platform.endpoint) as client:
         assert client.function("smol")["spec"][field] == value
+
+
+def test_activation_goes_with_a_maximum(platform: Platform) -> None:
+    assert deploy("smol", "--activation", "2", "--max", "3") == 0
+    with Client(platform.endpoint) as client:
+        assert client.function("smol")["spec"]["activation_replicas"] == 2
 
 
 def test_deploy_says_where_to_call(platform: Platform, capsys: Output) -> None:

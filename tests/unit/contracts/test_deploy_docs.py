@@ -130,6 +130,8 @@ def test_revision_fields() -> None:
         "adapter_cache_bytes": 2**21,
         "min_replicas": 1,
         "max_replicas": 2,
+        "activation_replicas": 2,
+        "priority": 1,
         "idle_s": 1,
         "sleep_s": 1,
         "start_timeout_s": 1,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from glowplug.contracts import DemandReport
 from scaler.demand import SILENT_S, DemandTable
+from scaler.load import NO_LOAD, average
 from scaler.plan import Demand
 
 
@@ -202,3 +203,29 @@ def test_sums_are_those_of_the_last_reports(reports):
     assert table.in_flight("f") == sum(each[0] for each in last.values())
     assert table.queued("f") == sum(each[1] for each in last.values())
     assert table.take("f").arrivals == sum(counts.values()) - before
+
+
+def test_the_load_counts_reports_that_no_plan_saw():
+    clock = [100.0]
+    table = DemandTable(now=lambda: clock[0])
+    assert table.load("f") == NO_LOAD
+    for seconds, waiting in ((0.0, 0), (10.0, 30), (0.5, 0), (1.5, 0)):
+        clock[0] += seconds
+        table.report(make_report(reporter="a", queued=waiting, arrivals=50))
+        table.report(make_report(reporter="b", queued=waiting * 2 // 3, arrivals=50))
+    assert average(table.load("f"), clock[0], 2.0) == 12.5  # 50 requests for half a second of two
+    clock[0] += 60
+    assert average(table.load("f"), clock[0], 60.0) == 0.0
+    table.forget("f")
+    assert table.load("f") == NO_LOAD
+
+
+def test_the_load_of_an_activator_that_is_gone_ends():
+    clock = [100.0]
+    table = DemandTable(now=lambda: clock[0], clock=lambda: clock[0])
+    table.report(make_report(reporter="a", in_flight=40))
+    for _ in range(30):
+        clock[0] += 1
+        table.take("f")
+    assert average(table.load("f"), clock[0], 30.0) == pytest.approx(40 * 11 / 30)
+    assert average(table.load("f"), clock[0], 6.0) == 0.0

@@ -232,13 +232,69 @@ def test_a_replica_that_dies_in_use_is_replaced_at_once_then_after_growing_waits
         await house.die(replica)
         await house.report(queued=1, arrived=1)
         assert len(house.fleet.assignments) == 2  # at once
-        for count, wait_s in ((3, 1), (4, 2), (5, 4)):
+        await house.ready()
+        await house.die(house.fleet.live[0], "killed by signal 11")
+        assert house.status().state is FunctionState.STARTING  # nobody is refused
+        assert len(house.fleet.assignments) == 2
+        await house.tick(1)
+        assert len(house.fleet.assignments) == 3
+        for count, wait_s in ((3, 2), (4, 4), (5, 8)):
+            await house.ready()
+            assert house.status().state is FunctionState.READY
+            await house.die(house.fleet.live[0], "killed by signal 11")
+            assert house.status().state is FunctionState.FAILED  # callers hear the cause at once
+            assert house.status().reason == (
+                f"{count} replicas in a row died when they had just become ready, the last: "
+                f"killed by signal 11; the next is tried in {wait_s} s at the earliest"
+            )
+            assert len(house.fleet.assignments) == count
+            await house.tick(wait_s)
+            assert len(house.fleet.assignments) == count + 1
+            assert house.status().state is FunctionState.STARTING
+
+    run(scenario)
+
+
+def test_a_crash_loop_rests_at_zero_and_the_next_request_tries_once(run):
+    async def scenario(house):
+        replica = await house.one_ready(max_replicas=9)
+        await house.die(replica)
+        for wait_s in (0, 1):
+            await house.report(queued=1, arrived=1)
+            await house.tick(wait_s)
             await house.ready()
             await house.die(house.fleet.live[0], "killed by signal 11")
-            assert house.status().state is FunctionState.STARTING  # nobody is refused
-            assert len(house.fleet.assignments) == count - 1
-            await house.tick(wait_s)
-            assert len(house.fleet.assignments) == count
+        await house.report()
+        assert house.status().state is FunctionState.FAILED
+        await house.ticks(30)
+        assert len(house.fleet.assignments) == 3
+        assert house.status().state is FunctionState.ZERO
+        assert house.status().reason == (
+            "the last 3 replicas died when they had just become ready (killed by signal 11); "
+            "the next request tries again"
+        )
+        await house.report(queued=90, arrived=90)
+        assert len(house.fleet.assignments) == 4
+        await house.ready()
+        await house.tick(11)
+        await house.die(house.fleet.live[0])  # it lived long enough: all is forgiven
+        assert house.status().state is not FunctionState.FAILED
+
+    run(scenario)
+
+
+def test_replicas_that_die_together_do_not_open_the_breaker(run):
+    async def scenario(house):
+        await house.deploy(max_replicas=8)
+        await house.report(queued=88, arrived=88)
+        await house.ready()
+        await house.report(in_flight=88)
+        assert len(house.urls()) == 8
+        for replica in list(house.fleet.live):
+            await house.die(replica, "the pod was killed")
+        assert house.status().state is FunctionState.STARTING
+        await house.tick(1)
+        assert house.fleet.live
 
     run(scenario)
 
