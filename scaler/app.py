@@ -12,7 +12,6 @@ from scaler.demand import DemandTable
 from scaler.endpoints import ScalerEndpoints
 from scaler.metrics import ScalerMetrics
 from scaler.outlooks import Outlooks
-from scaler.plan import DEFAULT_POLICY, Policy
 from scaler.reconciler import Reconciler
 from scaler.state import State
 
@@ -26,7 +25,6 @@ class Scaler:
         registry: Registry,
         fleet: Fleet,
         sealer: Sealer,
-        policy: Policy = DEFAULT_POLICY,
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         tick_s: float = 1.0,
@@ -52,7 +50,6 @@ class Scaler:
             endpoints=self.endpoints,
             metrics=self.metrics,
             outlooks=outlooks,
-            policy=policy,
             now=now,
             tick_s=tick_s,
             retry_s=retry_s,

@@ -96,12 +96,15 @@ class DemandTable:
         self._forget_silent(total)
         arrivals, total.arrivals = total.arrivals, 0
         reports = [heard.report for heard in total.reporters.values()]
+        finished = sum(report.finished for report in reports)
         return Demand(
             in_flight=total.in_flight,
             queued=total.queued,
             arrivals=arrivals,
             oldest_wait_s=max((report.oldest_wait_s for report in reports), default=0.0),
             last_active_s=max((report.last_active_s for report in reports), default=None),
+            load=total.load,
+            service_s=sum(report.service_s for report in reports) / finished if finished else None,
         )
 
     def load(self, function: str) -> Load:

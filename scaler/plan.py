@@ -3,12 +3,8 @@
 The reconciler calls it on every tick and every edge, the simulator in virtual time. Everything it
 knows comes in as arguments, and what it wants to remember goes out in `Decision.history`.
 
-Reactive rule. D = in flight + queued; one replica takes T = 70% of its sequences (Knative's
-target utilisation).
-- need = ceil(D / T); from zero only for requests that wait or came and left since the last plan.
-- Up at once. Down to the highest need of the last 60 s (the stabilisation window of Kubernetes'
-  HorizontalPodAutoscaler), by half at most per second, and not while a replica is starting.
-- 1 → 0 only by the idle policy (scaler/idle.py); then the window no longer counts.
+- What the demand itself asks for: scaler/reactive.py, over windows.
+- 1 → 0 only by the idle policy, scaler/idle.py; then no window counts.
 - Never under the highest floor of its outlook: scheduled prewarms and forecasts only raise.
 - Always within min_replicas and max_replicas.
 - Replicas sleep after `sleep_s` without a request, if that is set: they keep their process and give
@@ -17,24 +13,16 @@ target utilisation).
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glowplug.spec import FunctionSpec
 from scaler import idle
 from scaler.idle import Verdict
-from scaler.outlook import Floor, Outlook, highest, next_edge
+from scaler.load import NO_LOAD, Load, observe
+from scaler.outlook import Outlook, highest, next_edge
 from scaler.rates import Pattern, Season, Shared, Span
+from scaler.reactive import AT_REST, Pace, found_running, want
 
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """Constants of the rule."""
-
-    scale_down_delay_s: float = 60.0
-    lower_every_s: float = 1.0  # halve no faster than this
-
-
-DEFAULT_POLICY = Policy()
 _NOTHING_AHEAD = Outlook()
 _BUSY = Verdict(over=False)
 _JUST_IDLE = Verdict(over=False, recheck_s=1.0)
@@ -49,6 +37,9 @@ class Demand:
     arrivals: int = 0  # since the last plan; also counts those that left again
     oldest_wait_s: float = 0.0  # of those queued
     last_active_s: float | None = None
+    # Over the last minute, where every report was followed.
+    load: Load | None = field(default=None, compare=False)
+    service_s: float | None = None  # mean time of a request at a replica, where it is known
 
     @property
     def total(self) -> int:
@@ -74,8 +65,8 @@ class History:
     reason: str  # of the last change of `desired`
     last_active_s: float
     started: bool  # a replica has existed since the function last was at zero
-    needs: tuple[tuple[float, int], ...]  # (time, need) in the window; each need under the last
-    lowered_s: float = -math.inf
+    load: Load = NO_LOAD
+    pace: Pace = AT_REST
     pattern: Pattern | None = None  # of its calls, once there was one
     busy: bool = False
 
@@ -106,7 +97,6 @@ def plan(
     fleet: Mapping[str, Counts],
     outlook: Mapping[str, Outlook] | None = None,
     shared: Shared | None = None,
-    policy: Policy = DEFAULT_POLICY,
 ) -> dict[str, Decision]:
     """Decide for every function in `specs`.
 
@@ -125,7 +115,6 @@ def plan(
             counts=fleet.get(name, Counts()),
             outlook=outlook.get(name, _NOTHING_AHEAD),
             shared=shared,
-            policy=policy,
         )
         for name, spec in specs.items()
     }
@@ -148,7 +137,6 @@ def _decide(
     counts: Counts,
     outlook: Outlook,
     shared: Shared,
-    policy: Policy,
 ) -> Decision:
     # During a roll both revisions run, each standing for the same requests: never their sum.
     running = max(counts.starting + counts.ready, counts.outdated)
@@ -176,47 +164,42 @@ def _decide(
     if floor is None and verdict.likely:
         floor = idle.prewarm(now_s, verdict)
 
-    need = math.ceil(demand.total / target_per_replica(spec))
-    if before == 0 and running == 0 and demand.queued == 0:
-        # Requests in flight at zero are being finished by a draining replica.
-        need = 1 if demand.arrivals and not counts.failing else 0
-    needs = _window(now_s, need, history, policy)
-
-    desired = need
-    if need < before:
-        hold = 0 if verdict.over else max(1, needs[0][1])
-        if before > 1:
-            hold = max(hold, before - before // 2)
-        if counts.starting or (before > 1 and now_s - history.lowered_s < policy.lower_every_s):
-            hold = before
-        desired = min(before, max(need, hold))
+    load = observe(history.load if demand.load is None else demand.load, now_s, demand.total)
+    wanted = want(
+        load,
+        now_s,
+        demand=demand,
+        counts=counts,
+        spec=spec,
+        target=target_per_replica(spec),
+        before=before,
+        pace=history.pace,
+        is_idle=verdict.over,
+        service_s=demand.service_s,
+        start_s=outlook.start_s,
+    )
+    desired = wanted.replicas
     if floor is not None:
         desired = max(desired, floor.replicas)
     desired = min(max(desired, spec.min_replicas), spec.max_replicas)
 
     reason = history.reason
     if desired != history.desired:
-        if before == 0 and counts.failing:
-            why_fewer = "its replicas fail and no request waits"
-        elif before == 0:
-            why_fewer = "no request waits any more"
-        elif verdict.over:
-            why_fewer = idle.why_over(verdict, idle_s)
-        else:
-            why_fewer = f"no more than {needs[0][1]} needed for {policy.scale_down_delay_s:g} s"
-        why = _why(
-            spec,
-            demand=demand,
-            before=before,
-            desired=desired,
-            need=need,
-            floor=floor,
-            why_fewer=why_fewer,
-        )
+        why = wanted.reason
+        if before == 0 and desired == 0:
+            why = "no request waits any more"
+            if counts.failing:
+                why = "its replicas fail and no request waits"
+        elif desired < before and before > spec.max_replicas:
+            why = f"max_replicas is {spec.max_replicas}"
+        elif desired < before and verdict.over:
+            why = idle.why_over(verdict, idle_s)
+        elif wanted.replicas < desired and floor is not None and floor.replicas >= desired:
+            why = floor.reason
+        elif wanted.replicas < desired:
+            why = f"min_replicas is {spec.min_replicas}"
         reason = f"{why}: {history.desired} → {desired}"
-    recheck_s = min(verdict.recheck_s, next_edge(outlook.floors, now_s) - now_s)
-    if desired > max(need, spec.min_replicas, 0 if verdict.over else 1):
-        recheck_s = min(recheck_s, policy.lower_every_s)
+    recheck_s = min(verdict.recheck_s, next_edge(outlook.floors, now_s) - now_s, wanted.recheck_s)
     return Decision(
         desired=desired,
         reason=reason,
@@ -225,8 +208,8 @@ def _decide(
             reason=reason,
             last_active_s=last_active_s,
             started=started and desired > 0,
-            needs=needs,
-            lowered_s=now_s if desired < before else history.lowered_s,
+            load=load,
+            pace=wanted.pace,
             pattern=pattern,
             busy=demand.total > 0,
         ),
@@ -243,7 +226,7 @@ def _found(now_s: float, running: int) -> History:
         reason=f"found running: {running}" if running else "nobody has called it yet",
         last_active_s=now_s,
         started=running > 0,
-        needs=((now_s, running),) if running else (),
+        pace=found_running(now_s, running),
     )
 
 
@@ -268,42 +251,3 @@ def _latest(now_s: float, history: History, demand: Demand) -> float:
     """The last activity; a reporter's clock may be ahead of ours, never of what we answer."""
     reported_s = -math.inf if demand.last_active_s is None else demand.last_active_s
     return min(now_s, max(history.last_active_s, reported_s))
-
-
-def _window(
-    now_s: float, need: int, history: History, policy: Policy
-) -> tuple[tuple[float, int], ...]:
-    """Sliding-window maximum as a monotone queue: the first entry is the highest need."""
-    since_s = now_s - policy.scale_down_delay_s
-    kept = (entry for entry in history.needs if entry[0] > since_s and entry[1] > need)
-    return (*kept, (now_s, need))
-
-
-def _why(
-    spec: FunctionSpec,
-    *,
-    demand: Demand,
-    before: int,
-    desired: int,
-    need: int,
-    floor: Floor | None,
-    why_fewer: str,
-) -> str:
-    """Why `before` becomes `desired`; both are 0 when what was wanted never came to be."""
-    if desired <= before:
-        return f"max_replicas is {spec.max_replicas}" if before > spec.max_replicas else why_fewer
-    if need < desired and floor is not None and floor.replicas >= desired > spec.min_replicas:
-        return floor.reason
-    if need < desired:
-        return f"min_replicas is {spec.min_replicas}"
-    if before > 0:
-        why = f"{_requests(demand.total)} at once, {target_per_replica(spec)} per replica"
-    elif demand.queued:
-        why = f"{_requests(demand.queued)} queued, none running"
-    else:
-        why = "a request came and left, none running"
-    return f"{why} (max_replicas is {spec.max_replicas})" if need > desired else why
-
-
-def _requests(count: int) -> str:
-    return f"{count} request" if count == 1 else f"{count} requests"

@@ -7,7 +7,7 @@ by how long the function has been idle:
     beginning: season × own onset factor                        after more than four
     between:   their geometric mean
 
-- own rate: the function's last twenty or so idle times (older ones fade), Gamma-Poisson;
+- own rate: the function's last fifty or so idle times (older ones fade), Gamma-Poisson;
 - shape: how the rate depends on how long the function has been idle already (follow-ups come soon,
   regular jobs late), one learned over all functions and one of its own;
 - pulse: how busy all functions together are in these seconds beside their last hour: functions that
@@ -29,14 +29,14 @@ from itertools import pairwise
 # Chosen on seeds of the simulator (bench/scaling.py) that are not among the reported ones.
 _PRIOR_RETURNS = 0.5
 _PRIOR_IDLE_S = 150.0
-_FADE = 0.95  # of what was learned, per idle time
+_FADE = 0.98  # of what was learned, per idle time
 _SHAPE_FADE_ALL = 0.9995
 _SHAPE_FADE_OWN = 0.98
-_SHAPE_PRIOR_ALL = 10.0
-_SHAPE_PRIOR_OWN = 5.0
+_SHAPE_PRIOR_ALL = 40.0
+_SHAPE_PRIOR_OWN = 20.0
 _PULSE_S = 30.0
 _USUAL_S = 3600.0
-_PULSE_PRIOR = 2.0
+_PULSE_PRIOR = 10.0
 _PULSE_POWER = 0.7
 
 # Idle seconds at which the steps of a shape begin: 0, then from 4 s on a factor of √2 each.

@@ -21,7 +21,7 @@ from scaler.endpoints import ScalerEndpoints
 from scaler.launcher import Launcher
 from scaler.metrics import ScalerMetrics
 from scaler.outlooks import Outlooks
-from scaler.plan import Demand, Policy, learn, plan
+from scaler.plan import Demand, learn, plan
 from scaler.rates import Shared
 from scaler.sealing import Outcome, Sealing
 from scaler.state import State, Tracked
@@ -43,7 +43,6 @@ class Reconciler:
         endpoints: ScalerEndpoints,
         metrics: ScalerMetrics,
         outlooks: Outlooks,
-        policy: Policy,
         now: Callable[[], float],
         tick_s: float,
         retry_s: float,
@@ -55,7 +54,6 @@ class Reconciler:
         self._endpoints = endpoints
         self._metrics = metrics
         self._outlooks = outlooks
-        self._policy = policy
         self._now = now
         self._shared = Shared(since_s=now(), at_s=now())
         self._tick_s = tick_s
@@ -136,7 +134,6 @@ class Reconciler:
             },
             outlook=self._outlooks.look(chosen.values(), now_s),
             shared=self._shared,
-            policy=self._policy,
         )
         self._shared = learn(self._shared, now_s, decisions.values())
         for name, tracked in chosen.items():

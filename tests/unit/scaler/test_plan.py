@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from glowplug.spec import FunctionSpec
 from scaler.outlook import Floor, Outlook
-from scaler.plan import Counts, Demand, Policy, plan, target_per_replica
+from scaler.plan import Counts, Demand, plan, target_per_replica
 
 NOTHING = Counts()
 
@@ -19,7 +19,7 @@ def make_spec(**changes):
     return FunctionSpec(**{"name": "f", "model": "m", "max_replicas": 10, "idle_s": 30, **changes})
 
 
-def decide(now_s, demand, counts, *, spec=None, last=None, policy=None, floors=()):
+def decide(now_s, demand, counts, *, spec=None, last=None, floors=(), start_s=4.0):
     """One function, one plan; `last` is the decision before."""
     return plan(
         now_s,
@@ -27,19 +27,18 @@ def decide(now_s, demand, counts, *, spec=None, last=None, policy=None, floors=(
         history={"f": last.history} if last else {},
         specs={"f": spec or make_spec()},
         fleet={"f": counts},
-        outlook={"f": Outlook(floors=tuple(floors))},
-        policy=policy or Policy(),
+        outlook={"f": Outlook(floors=tuple(floors), start_s=start_s)},
     )["f"]
 
 
-def simulate(spec, demands, *, starting=NOTHING, policy=None, start_ticks=2):
+def simulate(spec, demands, *, starting=NOTHING, start_ticks=2):
     """Desired counts per 1 s tick, on a fleet that does what is asked, starts taking time."""
     counts, last, desired, births = starting, None, [], []
     for now_s, demand in enumerate(demands):
         births = [born for born in births if now_s - born < start_ticks]
         running = counts.ready + counts.starting
         counts = Counts(starting=len(births), ready=running - len(births))
-        last = decide(float(now_s), demand, counts, spec=spec, last=last, policy=policy)
+        last = decide(float(now_s), demand, counts, spec=spec, last=last)
         births += [now_s] * max(0, last.desired - running)
         births = births[: last.desired]
         counts = Counts(starting=len(births), ready=last.desired - len(births))
@@ -98,10 +97,13 @@ def test_a_floor_keeps_to_max_replicas_and_never_lowers():
     assert decide(10, Demand(in_flight=40), Counts(ready=4), floors=[morning(1)]).desired == 4
 
 
-def test_up_at_once_with_load():
-    last = decide(0, Demand(in_flight=5), Counts(ready=1))
-    more = decide(1, Demand(in_flight=16, queued=18), Counts(ready=1), last=last)
-    assert (more.desired, more.reason) == (4, "34 requests at once, 11 per replica: 1 → 4")
+def test_up_with_load_once_it_lasts_longer_than_a_start():
+    crowd, last = Demand(in_flight=16, queued=18), decide(0, Demand(in_flight=5), Counts(ready=1))
+    desired = []
+    for now_s, ready in ((1, 1), (2, 1), (3, 2), (4, 4)):
+        last = decide(now_s, crowd, Counts(ready=ready), last=last, start_s=0.1)
+        desired.append(last.desired)
+    assert desired == [1, 2, 4, 4]
 
 
 def test_the_reason_stays_that_of_the_last_change():
@@ -137,14 +139,16 @@ def test_brief_calls_between_ticks_keep_a_replica():
 
 def test_down_by_half_after_the_window():
     busy, quiet = [Demand(in_flight=80)] * 5, [Demand(in_flight=1)] * 70
-    desired = simulate(make_spec(), [Demand(queued=80), *busy, *quiet])
-    assert desired[:65] == [8] * 65
-    assert desired[65:70] == [4, 2, 1, 1, 1]
+    desired = simulate(make_spec(), [Demand(queued=80), *busy, *quiet, *quiet])
+    assert desired[:60] == [8] * 60  # held like in a panic
+    assert desired[60:] == sorted(desired[60:], reverse=True)
+    assert all(after >= before // 2 for before, after in pairwise(desired[60:]))
+    assert desired[-1] == 1
 
 
-def test_a_peak_within_the_window_holds_the_count():
-    seesaw = ([Demand(in_flight=80)] + [Demand(in_flight=1)] * 50) * 4
-    assert set(simulate(make_spec(), seesaw, starting=Counts(ready=8))) == {8}
+def test_peaks_within_the_window_hold_more_than_one():
+    seesaw = ([Demand(in_flight=80)] * 20 + [Demand(in_flight=1)] * 30) * 4
+    assert min(simulate(make_spec(), seesaw, starting=Counts(ready=8))) >= 2
 
 
 def test_idle_replicas_go_in_halves_before_the_window_is_over():
@@ -361,17 +365,3 @@ def test_pure(life, demand, counts):
     spec, last = life
     decisions = [decide(300, demand, counts, spec=spec, last=last) for _ in range(2)]
     assert decisions[0] == decisions[1]
-
-
-@fixed
-@given(st.lists(st.integers(0, 2000), min_size=1, max_size=200))
-def test_what_is_remembered_stays_small(loads):
-    spec = make_spec(max_replicas=1000)
-    last = None
-    for now_s, load in enumerate(loads):
-        last = decide(now_s / 4, Demand(in_flight=load), Counts(ready=9), spec=spec, last=last)
-        needs = [need for _, need in last.history.needs]
-        assert needs == sorted(set(needs), reverse=True)
-        window = [math.ceil(x / 11) for x in loads[max(0, now_s - 239) : now_s + 1]]
-        window += [9] if now_s < 240 else []  # what the first plan found running
-        assert needs[0] == max(window)

@@ -107,9 +107,9 @@ def test_the_highest_of_demand_and_prewarm_counts(run):
         await plan(house, min_replicas=2)
         await go_to(house, 60)
         await house.ready()
-        await house.report(queued=30, arrived=30)  # 11 a replica
-        await house.tick()
-        assert house.status().desired == 3
+        await house.report(queued=40, arrived=40)  # 11 a replica
+        await house.ticks(10)
+        assert house.status().desired == 4
 
     run(scenario)
 
