@@ -1,0 +1,1 @@
+"""Traffic to try the scaling policies on, in virtual time."""
