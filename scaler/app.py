@@ -11,7 +11,7 @@ from glowplug.contracts import DemandReport, Fleet, Registry, Sealer
 from scaler.demand import DemandTable
 from scaler.endpoints import ScalerEndpoints
 from scaler.metrics import ScalerMetrics
-from scaler.outlooks import Outlooks
+from scaler.outlooks import UNMEASURED_START_S, Outlooks, start_s
 from scaler.plan import DEFAULT_POLICY, Policy
 from scaler.reconciler import Reconciler
 from scaler.state import State
@@ -38,7 +38,7 @@ class Scaler:
         first wait after a failed call to the registry, the fleet or the sealer. `standbys` is how
         many the fleet has ready, for the metrics. `record` takes what DemandTable's does: the
         traffic history."""
-        state = State()
+        self._state = state = State()
         self.metrics = ScalerMetrics(state, standbys=standbys)
         self.demand = DemandTable(record, now=now)
         outlooks = Outlooks(now=now, wall=wall)
@@ -57,6 +57,11 @@ class Scaler:
             tick_s=tick_s,
             retry_s=retry_s,
         )
+
+    def start_s(self, function: str) -> float:
+        """What a start of this function takes, on the cautious side."""
+        tracked = self._state.functions.get(function)
+        return UNMEASURED_START_S if tracked is None else start_s(tracked)
 
     async def start(self) -> None:
         """Begin; returns once the functions and the running replicas are known."""

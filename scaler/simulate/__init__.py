@@ -1,1 +1,1 @@
-"""Traffic to try the scaling policies on, in virtual time."""
+"""Scaling policies tried on recorded and made traffic, in virtual time."""

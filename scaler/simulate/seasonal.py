@@ -23,10 +23,11 @@ Pure and seeded: function number k of a seed is the same however many functions 
 import math
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
 from zoneinfo import ZoneInfo
+
+from scaler.simulate.replay import FunctionTraffic
 
 START_S = datetime(2026, 3, 2, tzinfo=UTC).timestamp()
 WEEK_S = 7 * 86_400.0
@@ -39,18 +40,9 @@ _SHAPES = ("office", "evening", "nightly", "thin", "office", "evening", "weekly"
 Rate = Callable[[int, float], float]  # (weekday from Monday = 0, local hour) to requests a second
 
 
-@dataclass(frozen=True, kw_only=True)
-class FunctionTraffic:
-    """The requests of one function: the one that arrives at arrivals_s[i] takes service_s[i]."""
-
-    name: str
-    arrivals_s: "array[float]"  # sorted, since 1970-01-01 00:00 UTC
-    service_s: "array[float]"
-    timezone: str
-
-
 def weeks(seed: int, functions: int, weeks: int = 4) -> list[FunctionTraffic]:
-    """Traffic of so many functions over so many weeks from START_S on; the shapes take turns."""
+    """Traffic of so many functions over so many weeks from START_S on, in Unix time; the shapes
+    take turns."""
     return [_traffic(Random(f"{seed}/{k}"), k, weeks) for k in range(functions)]  # noqa: S311
 
 
