@@ -159,7 +159,7 @@ class Forecasts:
             timezone=spec.timezone,
             target=target_per_replica(spec),
             max_replicas=spec.max_replicas,
-            idle_s=worth_s if spec.idle_s == "auto" else spec.idle_s,  # ski rental, as it begins
+            idle_s=worth_s if spec.idle_s is None else spec.idle_s,  # learned: as ski rental
             cold_start_s=start_s + START_MARGIN_S,
             worth_s=worth_s,
         )
