@@ -32,7 +32,6 @@ from glowplug.http_protocol import JsonErrorProtocol
 from glowplug.keys_file import read_keys
 from scaler.app import Scaler
 from scaler.fleets.local import LocalFleet
-from scaler.forecasts import Forecasts
 from scaler.history import TrafficHistory
 from scaler.registry import SqliteRegistry
 from scaler.traffic import Traffic
@@ -114,11 +113,11 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             sealer=supply,
             standbys=lambda: fleet.standbys,
             record=traffic.record,
+            traffic=traffic,
         )
         await scaler.start()
         parts.push_async_callback(scaler.stop)
 
-        forecasts = Forecasts(registry=registry, reader=traffic, start_s=scaler.start_s)
         app = build_app(
             registry=registry,
             endpoints=scaler.endpoints,
@@ -128,7 +127,7 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             public_url=settings.public_url,
             metrics=[scaler.metrics.text, fleet.series.text],
             history=TrafficHistory(traffic),
-            forecast=forecasts.report,
+            forecast=scaler.forecasts.report,
         )
         parts.push_async_callback(app.stop)  # where a second signal has ended the server before
         server = _Server(

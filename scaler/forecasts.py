@@ -75,7 +75,10 @@ class Forecasts:
     async def run(self) -> None:
         """Update all after each five minutes, until cancelled."""
         while True:
-            await self.update_all()
+            try:
+                await self.update_all()
+            except Exception:
+                _log.exception("forecasts are not up to date; they are tried again")
             now_s = self._now()
             await asyncio.sleep((now_s // BIN_S + 1) * BIN_S + GRACE_S - now_s)
 
