@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,6 +65,8 @@ class Forecasts:
         self._reader = reader
         self._start_s = start_s
         self._now = now
+        self._changed = asyncio.Event()
+        registry.subscribe(lambda _function: self._changed.set())
         self._learned: dict[str, _Learned] = {}
         self._floors: dict[str, tuple[Floor, ...]] = {}
 
@@ -73,14 +76,17 @@ class Forecasts:
         return self._floors.get(function, ())
 
     async def run(self) -> None:
-        """Update all after each five minutes, until cancelled."""
+        """Update all after each five minutes and each change of a function, until cancelled."""
         while True:
+            self._changed.clear()
             try:
                 await self.update_all()
             except Exception:
                 _log.exception("forecasts are not up to date; they are tried again")
             now_s = self._now()
-            await asyncio.sleep((now_s // BIN_S + 1) * BIN_S + GRACE_S - now_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout((now_s // BIN_S + 1) * BIN_S + GRACE_S - now_s):
+                    await self._changed.wait()
 
     async def update_all(self) -> None:
         """Learn what has come since the last call, and forget functions that are gone. A function
@@ -138,9 +144,12 @@ class Forecasts:
             learned = before
             learned.forecast.terms = terms
             from_bin, until_bin = int(before.forecast.known_until_s // BIN_S), int(now_s // BIN_S)
-            minutes = await reader.read(spec.name, from_bin * BIN_MINUTES, until_bin * BIN_MINUTES)
-            for each in bins_of(minutes, from_bin=from_bin, until_bin=until_bin):
-                learned.forecast.learn(*each)
+            if until_bin > from_bin:
+                minutes = await reader.read(
+                    spec.name, from_bin * BIN_MINUTES, until_bin * BIN_MINUTES
+                )
+                for each in bins_of(minutes, from_bin=from_bin, until_bin=until_bin):
+                    learned.forecast.learn(*each)
         if not verdict_of(spec, learned.backtest, learned.forecast).acts:
             return learned, ()
         floors = await asyncio.to_thread(learned.forecast.floors, now_s, ahead_s=AHEAD_S)

@@ -19,6 +19,10 @@ class Registry:
 
     def __init__(self, *specs):
         self.specs = list(specs)
+        self.changed = lambda _name: None
+
+    def subscribe(self, changed):
+        self.changed = changed
 
     async def list(self):
         return [Function(spec=spec, generation=1) for spec in self.specs]
@@ -198,7 +202,7 @@ def test_a_function_that_fails_has_no_floors_and_the_others_keep_theirs(caplog):
     assert "a: its forecast failed" in caplog.text
 
 
-def test_run_updates_at_once_and_can_be_cancelled():
+def test_run_updates_at_once_and_after_a_change_of_a_function():
     clock = Clock(START + 10 * DAY + 590)
     _, forecasts = forecasts_of(spec(predictive="on"), minutes=bursts(10), clock=clock)
 
@@ -214,6 +218,11 @@ def test_run_updates_at_once_and_can_be_cancelled():
         task = asyncio.create_task(forecasts.run())
         await asyncio.wait_for(updated.wait(), 10)
         assert forecasts.floors("f") != ()
+        updated.clear()
+        forecasts._registry.specs = [spec(predictive="off")]
+        forecasts._registry.changed("f")
+        await asyncio.wait_for(updated.wait(), 10)
+        assert forecasts.floors("f") == ()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
