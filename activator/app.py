@@ -26,7 +26,7 @@ from activator.models import Models
 from activator.proxy import Proxy
 from activator.upstream import Upstream
 from activator.warm import Warm
-from glowplug.contracts import DemandSink, Endpoints, History, Registry
+from glowplug.contracts import DemandSink, Endpoints, ForecastReport, History, Registry
 from glowplug.errors import Unavailable
 from glowplug.metrics import MetricsText
 
@@ -79,13 +79,15 @@ def build_app(
     public_url: str | None = None,
     metrics: Sequence[MetricsText] = (),
     history: History | None = None,
+    forecast: ForecastReport | None = None,
 ) -> Activator:
     """The activator over these implementations.
 
     `keys` maps an API key to who it is from; without keys everybody may do everything.
     `public_url` is how clients reach this server, for invoke URLs; None: as each request's Host.
     `metrics` are other parts', which GET /metrics shows after the activator's own. Without
-    `history` there is none to be read or imported.
+    `history` there is none to be read or imported. `forecast` is what GET
+    /v1/functions/NAME/forecast answers; None: there are none.
     """
     functions = Functions(registry)  # before the lanes: they ask it when a function changes
     upstream = Upstream()
@@ -94,7 +96,13 @@ def build_app(
     lanes.on_close = counts.forget
     proxy = Proxy(functions=functions, lanes=lanes, upstream=upstream, limits=limits)
     models = Models(registry=registry, functions=functions, endpoints=endpoints)
-    control = Control(registry=registry, endpoints=endpoints, limits=limits, public_url=public_url)
+    control = Control(
+        registry=registry,
+        endpoints=endpoints,
+        limits=limits,
+        public_url=public_url,
+        forecast=forecast,
+    )
     files = HistoryFiles(history, existing=control.existing, limits=limits) if history else None
     router = Router(
         [

@@ -20,11 +20,12 @@ from activator.exchange import exchange_of
 from activator.limits import Limits
 from activator.prewarms import Prewarms
 from activator.representation import base_url_of, represent
-from glowplug.contracts import Endpoints, Function, FunctionStatus, Registry
+from glowplug.contracts import Endpoints, ForecastReport, Function, FunctionStatus, Registry
 from glowplug.errors import BodyTimeout, Conflict, InvalidRequest, InvalidSpec, NotFound
 from glowplug.spec import FunctionSpec, parse_spec
 
 MAX_SPEC_BYTES = 1 << 20
+MAX_HOURS = 168  # of a forecast
 
 
 class Control:
@@ -37,11 +38,13 @@ class Control:
         endpoints: Endpoints,
         limits: Limits,
         public_url: str | None,
+        forecast: ForecastReport | None = None,
     ) -> None:
         self._registry = registry
         self._endpoints = endpoints
         self._limits = limits
         self._public_url = public_url
+        self._forecast = forecast
         self._memory = BodyMemory(limits.max_held_bytes)
         self._prewarms = Prewarms(
             registry=registry,
@@ -60,6 +63,7 @@ class Control:
             Route("/v1/functions/{name}", self.put, methods=["PUT"]),
             Route("/v1/functions/{name}", self.delete, methods=["DELETE"]),
             *self._prewarms.routes(),
+            Route("/v1/functions/{name}/forecast", self.forecast, methods=["GET"]),
         ]
 
     async def list(self, request: Request) -> Response:
@@ -109,6 +113,15 @@ class Control:
             await self.existing(name)
             await self._registry.delete(name)
         return Response(status_code=204)
+
+    async def forecast(self, request: Request) -> Response:
+        """GET /v1/functions/{name}/forecast?hours=48."""
+        require_admin(exchange_of(request.scope).identity)
+        hours = _hours(request.query_params.get("hours", "48"))
+        function = await self.existing(request.path_params["name"])
+        if self._forecast is None:
+            raise NotFound("this server makes no forecasts", code="no_forecasts")
+        return JSONResponse(await self._forecast(function, hours))
 
     def _checked(self, spec: FunctionSpec) -> FunctionSpec:
         """Raises InvalidSpec for more replicas than this server can run."""
@@ -171,6 +184,15 @@ class Control:
         with contextlib.suppress(NotFound):  # just created: the scaler has not seen it yet
             status = self._endpoints.status(function.spec.name)
         return represent(function, status, base_url=base_url_of(request, self._public_url))
+
+
+def _hours(text: str) -> int:
+    """Raises InvalidRequest."""
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= MAX_HOURS):
+        raise InvalidRequest(
+            f"hours: write a whole number from 1 to {MAX_HOURS}, not {text[:40]!r}", param="hours"
+        )
+    return int(text)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -138,6 +138,10 @@ class Client:
         """One function with its state. Raises NotFound."""
         return self._call("GET", f"/v1/functions/{_segment(name)}")
 
+    def forecast(self, name: str, *, hours: int = 48) -> Json:
+        """What is foretold of the function. Raises NotFound."""
+        return self._call("GET", f"/v1/functions/{_segment(name)}/forecast?hours={hours:d}")
+
     def deploy(self, spec: Json) -> Json:
         """Create the function, or update the one of that name. Raises InvalidSpec."""
         return self._call("PUT", f"/v1/functions/{_segment(spec['name'])}", body=spec)

@@ -7,11 +7,11 @@ a docstring says otherwise; callbacks are called on that loop and must not block
 
 import hashlib
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from glowplug.spec import FunctionSpec, Pooling, Speculation
 
@@ -332,3 +332,8 @@ class FunctionStatus:
     prewarms: Sequence[
         PrewarmRun
     ] = ()  # of each enabled schedule what is on and the next, in order
+
+
+# What is foretold of a function so many hours ahead, as JSON: the scaler makes it, the control API
+# shows it.
+ForecastReport = Callable[[Function, int], Awaitable[Mapping[str, Any]]]

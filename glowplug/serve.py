@@ -113,6 +113,7 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             sealer=supply,
             standbys=lambda: fleet.standbys,
             record=traffic.record,
+            traffic=traffic,
         )
         await scaler.start()
         parts.push_async_callback(scaler.stop)
@@ -126,6 +127,7 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             public_url=settings.public_url,
             metrics=[scaler.metrics.text, fleet.series.text],
             history=TrafficHistory(traffic),
+            forecast=scaler.forecasts.report,
         )
         parts.push_async_callback(app.stop)  # where a second signal has ended the server before
         server = _Server(

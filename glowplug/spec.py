@@ -20,7 +20,7 @@ from pydantic import (
 
 from glowplug.errors import InvalidSpec
 from glowplug.fields import DNS_LABEL, Bytes, Seconds
-from glowplug.schedule import MAX_SCHEDULES, Schedule, conflict
+from glowplug.schedule import MAX_SCHEDULES, Schedule, conflict, zone_of
 
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,63}")
 MAX_ADAPTERS = 128
@@ -30,6 +30,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 Dtype = Literal["bfloat16", "float32"]
 Quantization = Literal["none", "int8", "int4"]
 Speculation = Literal["auto", "off"]
+Predictive = Literal["off", "forecast", "on", "auto"]
 PoolingMethod = Literal["mean", "last", "cls"]
 Pooling = Literal["auto", PoolingMethod]
 
@@ -128,6 +129,13 @@ class FunctionSpec(BaseModel):
         description="idle time until a replica sleeps: gives its KV memory",
     )
 
+    predictive: Predictive = Field(
+        "auto", description="whether replicas are started ahead of what is foretold"
+    )
+    timezone: str = Field(
+        "UTC", max_length=64, description="IANA zone whose days and weeks its traffic follows"
+    )
+
     start_timeout_s: Seconds = Field(
         60.0, gt=0, le=86400, description="longest wait in the queue and for a cold start"
     )
@@ -192,6 +200,12 @@ class FunctionSpec(BaseModel):
                 "with .safetensors files or a .gguf file"
             )
         return model
+
+    @field_validator("timezone")
+    @classmethod
+    def _zone_is_known(cls, timezone: str) -> str:
+        zone_of(timezone)
+        return timezone
 
     @field_validator("digest")
     @classmethod

@@ -4,14 +4,17 @@
 same event loop. Registry, fleet and sealer are handed in and stay the caller's to close.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 
 from glowplug.contracts import DemandReport, Fleet, Registry, Sealer
 from scaler.demand import DemandTable
 from scaler.endpoints import ScalerEndpoints
+from scaler.forecasts import Forecasts, TrafficReader
 from scaler.metrics import ScalerMetrics
-from scaler.outlooks import Outlooks
+from scaler.outlook import DEFAULT_START_S
+from scaler.outlooks import Outlooks, start_s
 from scaler.reconciler import Reconciler
 from scaler.state import State
 
@@ -31,15 +34,20 @@ class Scaler:
         retry_s: float = 1.0,
         standbys: Callable[[], int] = lambda: 0,
         record: Callable[[DemandReport, int], None] | None = None,
+        traffic: TrafficReader | None = None,
     ) -> None:
         """`now` must be the clock of the demand reports, `wall` is Unix time. `retry_s` is the
         first wait after a failed call to the registry, the fleet or the sealer. `standbys` is how
         many the fleet has ready, for the metrics. `record` takes what DemandTable's does: the
-        traffic history."""
-        state = State()
+        traffic history. `traffic` is what forecasts are made from; None: there are none."""
+        self._state = state = State()
         self.metrics = ScalerMetrics(state, standbys=standbys)
         self.demand = DemandTable(record, now=now)
-        outlooks = Outlooks(now=now, wall=wall)
+        self.forecasts = Forecasts(
+            registry=registry, reader=traffic, start_s=self.start_s, now=wall
+        )
+        self._forecasting: asyncio.Task[None] | None = None
+        outlooks = Outlooks(now=now, wall=wall, forecast=self.forecasts.floors)
         self.endpoints = ScalerEndpoints(state, self.demand, now=now, prewarms=outlooks.runs)
         self.reconciler = Reconciler(
             registry=registry,
@@ -55,10 +63,19 @@ class Scaler:
             retry_s=retry_s,
         )
 
+    def start_s(self, function: str) -> float:
+        """What a start of this function takes, on the cautious side."""
+        tracked = self._state.functions.get(function)
+        return DEFAULT_START_S if tracked is None else start_s(tracked)
+
     async def start(self) -> None:
         """Begin; returns once the functions and the running replicas are known."""
         await self.reconciler.start()
+        self._forecasting = asyncio.create_task(self.forecasts.run(), name="forecasts")
 
     async def stop(self, *, drain_s: float | None = None) -> None:
         """End. Replicas go on, unless `drain_s` is given: then all are told to drain and end."""
+        if self._forecasting is not None:
+            self._forecasting.cancel()
+            await asyncio.wait([self._forecasting])
         await self.reconciler.stop(drain_s=drain_s)

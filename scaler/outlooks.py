@@ -1,7 +1,7 @@
 """Outlooks: what lies ahead of each function, for plan(), on plan's clock.
 
-The reconciler asks in every round, on its loop, and is told when to look again. Today the floors
-are scheduled prewarms; a forecast adds its own in `look`.
+The reconciler asks in every round, on its loop, and is told when to look again. The floors are
+scheduled prewarms and those of the forecast, for which a tick is soon enough.
 
 A prewarm's replicas are launched ahead of its start by what a start of this function takes: the
 95th percentile of the last ones, and a margin for the round, a failed try and a slow disk. A window
@@ -11,7 +11,7 @@ clock is set back meanwhile; one that is set forward past a launch, or a start, 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 from glowplug.contracts import PrewarmRun
@@ -89,8 +89,16 @@ _NOTHING: tuple[list[Schedule], list[_Prewarm]] = ([], [])
 class Outlooks:
     """Keeps the next windows of all functions."""
 
-    def __init__(self, *, now: Callable[[], float], wall: Callable[[], float]) -> None:
-        """`now` is plan's clock, `wall` Unix time; either may be a test's."""
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float],
+        wall: Callable[[], float],
+        forecast: Callable[[str], Sequence[Floor]] = lambda _function: (),
+    ) -> None:
+        """`now` is plan's clock, `wall` Unix time; either may be a test's. `forecast` has a
+        function's foretold floors, in Unix time."""
+        self._forecast = forecast
         self._now = now
         self._wall = wall
         self._prewarms: dict[str, tuple[list[Schedule], list[_Prewarm]]] = {}  # by function
@@ -125,7 +133,18 @@ class Outlooks:
                 )
             self._edges[name] = look.edge_s
             found[name] = look.outlook
-        return found
+        return {
+            name: self._with_forecast(name, outlook, ahead_s) for name, outlook in found.items()
+        }
+
+    def _with_forecast(self, function: str, outlook: Outlook, ahead_s: float) -> Outlook:
+        if not (floors := self._forecast(function)):
+            return outlook
+        on_plans_clock = (
+            replace(floor, from_s=floor.from_s - ahead_s, until_s=floor.until_s - ahead_s)
+            for floor in floors
+        )
+        return replace(outlook, floors=(*outlook.floors, *on_plans_clock))
 
     @property
     def next_edge_s(self) -> float:

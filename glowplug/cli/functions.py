@@ -87,6 +87,13 @@ def deploy(
     adapter_cache: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory for adapters in use, as 512MiB.")
     ] = None,
+    predictive: Annotated[
+        str | None,
+        typer.Option(metavar="off|forecast|on|auto", help="Start ahead of what is foretold."),
+    ] = None,
+    timezone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="Of its traffic, as Europe/Berlin.")
+    ] = None,
     start_timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest wait in the queue and to start.")
     ] = None,
@@ -142,6 +149,8 @@ def deploy(
         pooling=pooling,
         adapters=_adapters(adapter or []) or None,
         adapter_cache_bytes=adapter_cache,
+        predictive=predictive,
+        timezone=timezone,
         start_timeout_s=start_timeout,
         request_timeout_s=request_timeout,
         queue=queue or None,

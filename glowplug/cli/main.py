@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from glowplug.cli import demo, functions, history, invoke, prewarm, serve, snapshots
+from glowplug.cli import demo, forecast, functions, history, invoke, prewarm, serve, snapshots
 from glowplug.errors import GlowplugError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command()(serve.serve)
 app.command()(functions.deploy)
 app.command()(functions.ls)
 app.command()(functions.describe)
+app.command()(forecast.forecast)
 app.command()(invoke.invoke)
 app.command()(invoke.chat)
 app.command()(functions.rm)

@@ -60,6 +60,15 @@ def test_the_serving_process_has_no_torch(empty: Serve) -> None:
     assert "httptools" in maps
 
 
+def test_a_new_function_has_no_forecast_yet(empty: Serve) -> None:
+    with empty.client() as client:
+        client.deploy({"name": "f", "model": "/none", "timezone": "Asia/Tokyo"})
+        report = client.forecast("f", hours=3)
+    assert (report["function"], report["timezone"]) == ("f", "Asia/Tokyo")
+    assert (report["acts"], report["reason"]) == (False, "no traffic history yet")
+    assert (report["past"], report["ahead"]) == (None, None)
+
+
 def test_one_server_a_data_folder(empty: Serve) -> None:
     line = refused("--data", str(empty.data))
     assert f"is in use by another glowplug serve (pid {empty.pid})" in line

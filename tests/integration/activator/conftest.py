@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from activator.app import build_app
 from activator.auth import Identity
 from activator.limits import Limits
+from glowplug.contracts import ForecastReport
 from glowplug.spec import FunctionSpec
 from tests.integration.activator.memory import MemoryEndpoints, MemoryRegistry, Sink
 from tests.integration.activator.raw_replica import Behaviour, RawReplica
@@ -135,6 +136,7 @@ async def open_house(
     limits: Limits | None = None,
     public_url: str | None = None,
     options: Mapping[str, Any] | None = None,
+    forecast: ForecastReport | None = None,
 ) -> AsyncIterator[House]:
     house = House()
     app = build_app(
@@ -144,6 +146,7 @@ async def open_house(
         keys=keys,
         limits=limits or Limits(),
         public_url=public_url,
+        forecast=forecast,
     )
     async with house._stack:
         house.url, house.stop = await house._stack.enter_async_context(

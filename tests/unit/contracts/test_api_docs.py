@@ -13,6 +13,7 @@ from glowplug.contracts import Function
 from glowplug.spec import FunctionSpec
 from runtime.server.embedding_protocol import MAX_INPUTS, MAX_TOTAL_TOKENS, EmbeddingRequest
 from runtime.server.protocol import ChatCompletionRequest, CompletionRequest
+from scaler.forecast_report import report, verdict_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 API = (DOCS / "api.md").read_text()
@@ -53,6 +54,17 @@ def test_a_function_as_it_is_shown() -> None:
         for name in row[0].split(",")
     ]
     assert documented == list(represent(function, None, base_url="http://host"))
+
+
+def test_a_forecast_as_it_is_shown() -> None:
+    spec = FunctionSpec(name="a", model="/m")
+    shown = report(
+        spec, verdict_of(spec, None, None), forecast=None, backtest=None, hours=1, now_s=0.0
+    )
+    documented = [
+        name.strip(" `") for row in rows(section(API, "Forecast")) for name in row[0].split(",")
+    ]
+    assert documented == list(shown)
 
 
 def test_parameters() -> None:

@@ -74,7 +74,7 @@ def test_limits(field: str) -> None:
     low, high = bounds(spec_fields()[field])
     shown = table_rows()[field][2]
     texts = ("name", "model", "digest", "dtype", "quantization", "speculation", "draft_model")
-    if field in (*texts, "pooling"):
+    if field in (*texts, "pooling", "predictive", "timezone"):
         assert (low, high) == (None, None)
     elif field == "adapters":
         assert shown == f"to {MAX_ADAPTERS}"
@@ -134,6 +134,8 @@ def test_revision_fields() -> None:
         "priority": 1,
         "idle_s": 1,
         "sleep_s": 1,
+        "predictive": "on",
+        "timezone": "Europe/Berlin",
         "start_timeout_s": 1,
         "request_timeout_s": 1,
         "queue": QueueLimits(max_requests=1),

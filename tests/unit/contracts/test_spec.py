@@ -155,6 +155,8 @@ SCALING = {
     "idle_s": 5,
     "cold_start_cost_s": 5,
     "sleep_s": 2,
+    "predictive": "off",
+    "timezone": "Asia/Tokyo",
     "start_timeout_s": 5,
     "request_timeout_s": 5,
     "queue": {"max_requests": 5},

@@ -7,7 +7,7 @@ import sys
 PROBE = """
 import json, sys, time
 started_s = time.perf_counter()
-import scaler.app, scaler.registry, scaler.fleets.local
+import scaler.app, scaler.registry, scaler.fleets.local, scaler.forecasts
 print(json.dumps([time.perf_counter() - started_s, sorted(sys.modules)]))
 """
 

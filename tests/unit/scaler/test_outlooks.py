@@ -7,7 +7,7 @@ import pytest
 
 from glowplug.contracts import Function
 from glowplug.spec import parse_spec
-from scaler.outlook import DEFAULT_START_S, Outlook, highest
+from scaler.outlook import DEFAULT_START_S, Floor, Outlook, highest
 from scaler.outlooks import MARGIN_S, Outlooks, start_s
 from scaler.state import STARTS_KEPT, Tracked
 
@@ -47,6 +47,29 @@ class Clocks:
         outlook = self.outlooks.look([function], self.now_s).get(function.name)
         floor = highest(outlook.floors, self.now_s) if outlook else None
         return floor.replicas if floor else 0
+
+
+def test_what_is_foretold_is_a_floor_beside_the_scheduled_ones() -> None:
+    clocks = Clocks()
+    clocks.outlooks = Outlooks(
+        now=lambda: clocks.now_s,
+        wall=lambda: clocks.wall_s,
+        forecast=lambda name: (
+            [Floor(from_s=MONDAY_8 - 60, until_s=MONDAY_8 + 60, replicas=3, reason="foretold")]
+            if name == "f"
+            else []
+        ),
+    )
+    scheduled, alone = tracked(MORNING), tracked()
+    for wall_s, both, only in (
+        (MONDAY_8 - 60.1, 0, 0),
+        (MONDAY_8 - 59.9, 3, 3),
+        (MONDAY_8 + 59.9, 3, 3),
+        (MONDAY_8 + 60.1, 2, 0),
+    ):
+        clocks.go_to(wall_s)
+        assert (clocks.wanted(scheduled), clocks.wanted(alone)) == (both, only)
+    assert clocks.wanted(tracked(name="g")) == 0
 
 
 def test_launched_ahead_of_the_start_and_kept_to_the_end() -> None:

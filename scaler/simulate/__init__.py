@@ -1,0 +1,1 @@
+"""Scaling policies tried on recorded and made traffic, in virtual time."""
