@@ -7,7 +7,7 @@ implementations of the contracts. All of it runs on one event loop; the server t
 also runs its lifespan, or calls `start` and `stop`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -79,11 +79,13 @@ def build_app(
     public_url: str | None = None,
     metrics: Sequence[MetricsText] = (),
     history: History | None = None,
+    accelerators: Callable[[], Collection[str]] = tuple,
 ) -> Activator:
     """The activator over these implementations.
 
     `keys` maps an API key to who it is from; without keys everybody may do everything.
     `public_url` is how clients reach this server, for invoke URLs; None: as each request's Host.
+    `accelerators` are the classes that functions can run on, none before they are known.
     `metrics` are other parts', which GET /metrics shows after the activator's own. Without
     `history` there is none to be read or imported.
     """
@@ -94,7 +96,13 @@ def build_app(
     lanes.on_close = counts.forget
     proxy = Proxy(functions=functions, lanes=lanes, upstream=upstream, limits=limits)
     models = Models(registry=registry, functions=functions, endpoints=endpoints)
-    control = Control(registry=registry, endpoints=endpoints, limits=limits, public_url=public_url)
+    control = Control(
+        registry=registry,
+        endpoints=endpoints,
+        limits=limits,
+        public_url=public_url,
+        accelerators=accelerators,
+    )
     files = HistoryFiles(history, existing=control.existing, limits=limits) if history else None
     router = Router(
         [

@@ -5,7 +5,7 @@ same event loop. Registry, fleet and sealer are handed in and stay the caller's 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from glowplug.contracts import DemandReport, Fleet, Registry, Sealer
 from scaler.demand import DemandTable
@@ -31,12 +31,12 @@ class Scaler:
         wall: Callable[[], float] = time.time,
         tick_s: float = 1.0,
         retry_s: float = 1.0,
-        standbys: Callable[[], int] = lambda: 0,
+        standbys: Callable[[], Mapping[str, int]] = dict,
         record: Callable[[DemandReport, int], None] | None = None,
     ) -> None:
         """`now` must be the clock of the demand reports, `wall` is Unix time. `retry_s` is the
         first wait after a failed call to the registry, the fleet or the sealer. `standbys` is how
-        many the fleet has ready, for the metrics. `record` takes what DemandTable's does: the
+        many the fleet has ready by class of accelerator, for the metrics. `record` takes what DemandTable's does: the
         traffic history."""
         state = State()
         self.metrics = ScalerMetrics(state, standbys=standbys)

@@ -79,6 +79,10 @@ def deploy(
     adapter_cache: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory for adapters in use, as 512MiB.")
     ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS", help="auto, cpu, cuda or a GPU's name as nvidia-h200."),
+    ] = None,
     start_timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest wait in the queue and to start.")
     ] = None,
@@ -132,6 +136,7 @@ def deploy(
         pooling=pooling,
         adapters=_adapters(adapter or []) or None,
         adapter_cache_bytes=adapter_cache,
+        accelerator=accelerator,
         start_timeout_s=start_timeout,
         request_timeout_s=request_timeout,
         queue=queue or None,

@@ -39,6 +39,7 @@ from runtime.engine.stored_prefixes import FILE as PREFIXES
 from runtime.engine.warmup import warm as warm_engine
 from runtime.models.lora import load_adapter
 from runtime.models.registry import Model, build_encoder
+from runtime.pod.accelerator import accelerator
 from runtime.pod.decoder import bind_decoder
 from runtime.pod.measuring import Measuring
 from runtime.pod.program import Settings, Start
@@ -72,6 +73,9 @@ class ModelProgram:
         self._verify = settings.verify
         self._in_use = ExitStack()  # as long as the process lives
         self._threads = settings.threads
+        self.accelerator = accelerator(
+            can_use_cuda=torch.version.cuda is not None, visible=settings.visible_gpus
+        )
         # Loading one takes 100 ms and holds the interpreter's lock from beginning to end, so it
         # cannot be done beside anything; children of the fork server inherit these.
         self._tokenizers: OrderedDict[str, Tokenizer] = OrderedDict()

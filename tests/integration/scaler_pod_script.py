@@ -91,7 +91,7 @@ def main():
     if args.hang_up:
         stream.close()
         signal.pause()
-    send(StandbysChanged(ready=2))
+    send(StandbysChanged(ready=2, accelerator="cpu"))
     print("the pod is up", file=sys.stderr, flush=True)
     for line in stream:
         match decode(line):

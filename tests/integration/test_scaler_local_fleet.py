@@ -92,7 +92,7 @@ def test_a_replica_from_assignment_to_end(tmp_path, loop_factory):
             assert [r.state for r in seen] == [ReplicaState.STARTING, ReplicaState.READY]
             assert seen[1].stages_ms == {"restore": 1.5}
             assert await fleet.list() == [seen[1]]
-            assert fleet.standbys == 2
+            assert fleet.standbys == {"cpu": 2}
 
             await fleet.release("r1", drain_s=7.5)
             draining = await anext(changes)
@@ -127,7 +127,7 @@ def test_a_killed_supervisor_takes_its_replicas_along_and_is_started_again(tmp_p
                 assert "killed by signal 9" in gone.reason
                 assert str(tmp_path / "pod.log") in gone.reason
                 assert await fleet.list() == []
-                assert fleet.standbys == 0
+                assert fleet.standbys == {"cpu": 0}
                 wait_dead(killed, replica.pid)
 
     run(body, loop_factory=loop_factory)

@@ -31,6 +31,7 @@ class HttpProgram:
             raise ImportError("no module named torch")
         if os.environ.get("POD_TEST_BREAK") == "thread":
             threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+        self.accelerator = "test-chip"
         self._settings = settings
         self._expected: list[str] = []
 

@@ -28,6 +28,7 @@ OPTIONS = {
     "--kv-cache": ("64MiB", "kv_cache_bytes", 64 * 2**20),
     "--adapter": ("a=/adapters/a", "adapters", {"a": "/adapters/a"}),
     "--adapter-cache": ("2MiB", "adapter_cache_bytes", 2**21),
+    "--accelerator": ("cpu", "accelerator", "cpu"),
     "--start-timeout": ("1m", "start_timeout_s", 60.0),
     "--request-timeout": ("2m", "request_timeout_s", 120.0),
     "--queue-requests": ("9", "queue", {"max_requests": 9, "max_bytes": 64 * 2**20}),
