@@ -9,7 +9,7 @@ import contextlib
 import io
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,7 @@ async def open_house(
     limits: Limits | None = None,
     public_url: str | None = None,
     options: Mapping[str, Any] | None = None,
+    accelerators: Collection[str] = (),
 ) -> AsyncIterator[House]:
     house = House()
     app = build_app(
@@ -144,6 +145,7 @@ async def open_house(
         keys=keys,
         limits=limits or Limits(),
         public_url=public_url,
+        accelerators=lambda: accelerators,
     )
     async with house._stack:
         house.url, house.stop = await house._stack.enter_async_context(
