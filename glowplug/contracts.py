@@ -245,7 +245,10 @@ class Fleet(Protocol):
         ...
 
     async def set_standbys(self, count: int) -> None:
-        """Keep this many standbys ready from now on, on each node; those that are more end."""
+        """Keep this many standbys ready from now on, on each node; those that are more end.
+
+        Raises ValueError for fewer than 0 or more than glowplug.pod_wire.MAX_STANDBYS.
+        """
         ...
 
     def watch(self) -> AsyncIterator[Replica]:

@@ -15,6 +15,7 @@ from glowplug import wire
 from glowplug.contracts import Assignment, Replica, ReplicaState, StartKind
 
 MAX_LINE_BYTES = 1 << 20
+MAX_STANDBYS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Prefetch:
 
 @dataclass(frozen=True, kw_only=True)
 class SetStandbys:
-    """Keep this many standbys ready from now on."""
+    """Keep this many standbys ready from now on; MAX_STANDBYS at most."""
 
     keep: int
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 from glowplug.pod_wire import (
+    MAX_STANDBYS,
     Assign,
     Message,
     Ping,
@@ -30,7 +31,6 @@ from runtime.pod.replicas import Replicas
 from runtime.pod.standbys import Standbys
 from snapshot.verification import Verification
 
-MAX_STANDBYS = 64
 _ROOM_BYTES = 512 * 2**20  # that must be free for one standby more than are kept
 
 

@@ -112,6 +112,7 @@ class Forks:
                 continue
             failures = 0
             end.cancel()
+            await asyncio.wait({end})
             server.hang_up()  # it still does what it was asked, then it ends
             old, server = server, successor
             self._server = loop.create_future()

@@ -18,6 +18,7 @@ from glowplug.accelerators import AUTO, refusal
 from glowplug.contracts import Assignment, Replica, ReplicaState
 from glowplug.errors import Unavailable
 from glowplug.pod_wire import (
+    MAX_STANDBYS,
     Assign,
     Hello,
     Message,
@@ -148,10 +149,10 @@ class LocalFleet:
         """Keep this many standbys ready from now on, also after the pod was started again.
 
         Raises:
-            ValueError: fewer than none.
+            ValueError: fewer than none, or more than a pod keeps.
         """
-        if count < 0:
-            raise ValueError(f"{count} standbys: keep 0 or more")
+        if not 0 <= count <= MAX_STANDBYS:
+            raise ValueError(f"{count} standbys: keep 0 to {MAX_STANDBYS}")
         self._keep = count
         await self._send(SetStandbys(keep=count))
 

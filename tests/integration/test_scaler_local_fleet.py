@@ -250,8 +250,9 @@ def test_the_count_of_standbys_outlives_the_pod(tmp_path):
             await standbys(2)
             await fleet.set_standbys(5)
             await standbys(5)
-            with pytest.raises(ValueError, match="keep 0 or more"):
-                await fleet.set_standbys(-1)
+            for wrong in (-1, 65):
+                with pytest.raises(ValueError, match="keep 0 to 64"):
+                    await fleet.set_standbys(wrong)
             os.kill(supervisor(fleet), signal.SIGKILL)
             await standbys(0)
             await standbys(5)
