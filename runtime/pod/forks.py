@@ -57,7 +57,8 @@ class Forks:
         self._verify = verify
         self._looked = looked
         self._renewed = renewed
-        self._outdated = asyncio.Event()
+        self._outdated = asyncio.Event()  # the fork server is
+        self._behind = False  # and so are the processes it has made, until `renewed` is called
         self._forked = 0
         self._expected: deque[str] = deque(maxlen=_MAX_EXPECTED)
         self._untold: set[str] = set()  # of those, what the running server has not heard of
@@ -73,8 +74,7 @@ class Forks:
             server, how = await self._start()
             if server is not None:
                 failures = 0
-                self._server.set_result(server)
-                self._tell_later()
+                self._take_up(server)
                 how = await self._until_end(server)
             log.error("fork server: %s", how)
             if not self._server.done():
@@ -89,6 +89,7 @@ class Forks:
         before). The old fork server goes when a new one is up, and stays where none comes up."""
         self._threads = threads or self._threads
         self._verify = verify or self._verify
+        self._behind = True
         self._outdated.set()
 
     async def _until_end(self, server: Child) -> str:
@@ -116,9 +117,7 @@ class Forks:
             server.hang_up()  # it still does what it was asked, then it ends
             old, server = server, successor
             self._server = loop.create_future()
-            self._server.set_result(server)
-            self._tell_later()
-            self._renewed()
+            self._take_up(server)
             log.info("fork server: %d is replaced by %d", old.pid, server.pid)
             end = loop.create_task(server.receive())
             await old.ended(within_s=_FORK_LIMIT_S)
@@ -147,9 +146,14 @@ class Forks:
             return None, "the installed code needs a new supervisor; restart glowplug serve"
         return None, await server.ended(within_s=_END_LIMIT_S)
 
-    def _tell_later(self) -> None:
+    def _take_up(self, server: Child) -> None:
+        """Fork from this one from now on."""
+        self._server.set_result(server)
         self._untold.update(self._expected)
         self._tell_soon()
+        if self._behind and not self._outdated.is_set():
+            self._behind = False
+            self._renewed()
 
     def expect(self, snapshot: str) -> None:
         """Processes forked from now on are to know that this snapshot is likely to be assigned.

@@ -136,3 +136,21 @@ def test_code_that_cannot_be_used_leaves_the_old_one_in_place(
             await pod.until(lambda: pod.standbys() == 1)
 
     asyncio.run(main())
+
+
+def test_standbys_are_renewed_also_when_the_old_fork_server_dies_meanwhile(
+    start_pod: Any, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        flag = tmp_path / "broken"
+        async with start_pod(env={"POD_TEST_BREAK_IMPORT_WHILE": str(flag)}) as pod:
+            await pod.standbys_are(1)
+            flag.write_text("")
+            pod.renew()
+            await pod.said("no new fork server, the old one goes on")
+            os.kill(await pod.fork_server(), signal.SIGKILL)
+            flag.unlink()
+            await pod.until(lambda: pod.standbys() == 1 and len(pod.forked()) == 2)
+            await pod.all_ended(pod.forked()[0])
+
+    asyncio.run(main())
