@@ -295,6 +295,7 @@ def test_one_that_is_handed_out_while_it_is_asked_is_its_owners(
         assert child_wire.decode(await loop.sock_recv(fake.there, 1000)) == Check()
         with pool.starting():
             child = pool.take().result()
+            pool.set_keep(0)  # no other is to come
             child_wire.send(fake.there, Alive())
             child_wire.send(fake.there, Serving(sent_s=0.0))
             await asyncio.sleep(0.2)  # past the limit
