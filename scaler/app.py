@@ -36,8 +36,8 @@ class Scaler:
     ) -> None:
         """`now` must be the clock of the demand reports, `wall` is Unix time. `retry_s` is the
         first wait after a failed call to the registry, the fleet or the sealer. `standbys` is how
-        many the fleet has ready by class of accelerator, for the metrics. `record` takes what DemandTable's does: the
-        traffic history."""
+        many the fleet has ready by class of accelerator, for the metrics. `record` takes what
+        DemandTable's does: the traffic history."""
         state = State()
         self.metrics = ScalerMetrics(state, standbys=standbys)
         self.demand = DemandTable(record)
