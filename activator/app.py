@@ -7,7 +7,7 @@ implementations of the contracts. All of it runs on one event loop; the server t
 also runs its lifespan, or calls `start` and `stop`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -80,11 +80,13 @@ def build_app(
     metrics: Sequence[MetricsText] = (),
     history: History | None = None,
     forecast: ForecastReport | None = None,
+    accelerators: Callable[[], Collection[str]] = tuple,
 ) -> Activator:
     """The activator over these implementations.
 
     `keys` maps an API key to who it is from; without keys everybody may do everything.
     `public_url` is how clients reach this server, for invoke URLs; None: as each request's Host.
+    `accelerators` are the classes that functions can run on, none before they are known.
     `metrics` are other parts', which GET /metrics shows after the activator's own. Without
     `history` there is none to be read or imported. `forecast` is what GET
     /v1/functions/NAME/forecast answers; None: there are none.
@@ -102,6 +104,7 @@ def build_app(
         limits=limits,
         public_url=public_url,
         forecast=forecast,
+        accelerators=accelerators,
     )
     files = HistoryFiles(history, existing=control.existing, limits=limits) if history else None
     router = Router(

@@ -7,6 +7,7 @@ scaler's business, and shows in `state` here.
 import asyncio
 import contextlib
 import json
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from starlette.requests import Request
@@ -20,6 +21,7 @@ from activator.exchange import exchange_of
 from activator.limits import Limits
 from activator.prewarms import Prewarms
 from activator.representation import base_url_of, represent
+from glowplug.accelerators import refusal
 from glowplug.contracts import Endpoints, ForecastReport, Function, FunctionStatus, Registry
 from glowplug.errors import BodyTimeout, Conflict, InvalidRequest, InvalidSpec, NotFound
 from glowplug.spec import FunctionSpec, parse_spec
@@ -39,12 +41,14 @@ class Control:
         limits: Limits,
         public_url: str | None,
         forecast: ForecastReport | None = None,
+        accelerators: Callable[[], Collection[str]],
     ) -> None:
         self._registry = registry
         self._endpoints = endpoints
         self._limits = limits
         self._public_url = public_url
         self._forecast = forecast
+        self._accelerators = accelerators
         self._memory = BodyMemory(limits.max_held_bytes)
         self._prewarms = Prewarms(
             registry=registry,
@@ -124,7 +128,8 @@ class Control:
         return JSONResponse(await self._forecast(function, hours))
 
     def _checked(self, spec: FunctionSpec) -> FunctionSpec:
-        """Raises InvalidSpec for more replicas than this server can run."""
+        """Raises InvalidSpec for what this server cannot run: more replicas, or on a class of
+        accelerator that it does not have."""
         most = self._limits.max_replicas
         for field in ("min_replicas", "max_replicas"):
             if (wanted := getattr(spec, field)) > most:
@@ -134,6 +139,8 @@ class Control:
                     param=field,
                     code="invalid_spec",
                 )
+        if reason := refusal(spec.accelerator, self._accelerators()):
+            raise InvalidSpec(reason, param="accelerator", code="invalid_spec")
         return spec
 
     async def _find(self, name: str) -> Function | None:

@@ -13,6 +13,7 @@ from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from glowplug.accelerators import AUTO
 from glowplug.spec import FunctionSpec, Pooling, Speculation
 
 # Whose request it is: set by the activator from the API key, never passed on from a client. What a
@@ -102,6 +103,7 @@ class Assignment:
     pooling: Pooling = "auto"
     adapters: Mapping[str, str] = field(default_factory=dict)  # name: digest
     adapter_cache_bytes: int = 0  # for those in memory
+    accelerator: str = AUTO  # the class of machine it must run on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +242,13 @@ class Fleet(Protocol):
 
     async def prefetch(self, snapshot: str) -> None:
         """Read the snapshot ahead: an assignment is likely soon."""
+        ...
+
+    async def set_standbys(self, count: int) -> None:
+        """Keep this many standbys ready from now on, on each node; those that are more end.
+
+        Raises ValueError for fewer than 0 or more than glowplug.pod_wire.MAX_STANDBYS.
+        """
         ...
 
     def watch(self) -> AsyncIterator[Replica]:

@@ -1,9 +1,10 @@
 """How a fleet talks to a pod's supervisor: one JSON object a line over a stream socket.
 
-Fleet → pod: `Assign`, `Sleep`, `Release`, `Prefetch`. Pod → fleet: `Hello` once, then a
-`ReplicaChanged` for every change of a replica (its whole state each time), a `ReplicaMeasured` with
-its metrics now and then, and a `StandbysChanged` when the number of ready standbys changes. The pod
-ends, with all it started, when the stream ends.
+Fleet → pod: `Assign`, `Sleep`, `Release`, `Prefetch`, `SetStandbys`, `Renew`, `Ping`. Pod → fleet:
+`Hello` once, then a `ReplicaChanged` for every change of a replica (its whole state each time), a
+`ReplicaMeasured` with its metrics now and then, a `StandbysChanged` when the number of ready
+standbys changes (once with 0, as soon as the accelerator is known), and a `Pong` for each `Ping`.
+The pod ends, with all it started, when the stream ends.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from glowplug import wire
 from glowplug.contracts import Assignment, Replica, ReplicaState, StartKind
 
 MAX_LINE_BYTES = 1 << 20
+MAX_STANDBYS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,32 @@ class Prefetch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SetStandbys:
+    """Keep this many standbys ready from now on; MAX_STANDBYS at most."""
+
+    keep: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renew:
+    """Replace the fork server and all standbys by ones of the installed code and with these
+    settings (None: as before). Replicas go on as they are."""
+
+    threads: int | None = None
+    verify: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ping:
+    """Do you still turn?"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pong:
+    """Yes."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hello:
     """The pod is up."""
 
@@ -69,13 +97,25 @@ class ReplicaMeasured:
 
 @dataclass(frozen=True, kw_only=True)
 class StandbysChanged:
-    """How many standbys are ready to be assigned."""
+    """How many standbys are ready to be assigned, and of which class of accelerator."""
 
     ready: int
+    accelerator: str
 
 
 Message = (
-    Assign | Sleep | Release | Prefetch | Hello | ReplicaChanged | ReplicaMeasured | StandbysChanged
+    Assign
+    | Sleep
+    | Release
+    | Prefetch
+    | SetStandbys
+    | Renew
+    | Ping
+    | Pong
+    | Hello
+    | ReplicaChanged
+    | ReplicaMeasured
+    | StandbysChanged
 )
 
 

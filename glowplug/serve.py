@@ -125,6 +125,7 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             keys=keys,
             limits=Limits(max_replicas=_max_replicas()),
             public_url=settings.public_url,
+            accelerators=lambda: fleet.standbys,
             metrics=[scaler.metrics.text, fleet.series.text],
             history=TrafficHistory(traffic),
             forecast=scaler.forecasts.report,

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from glowplug.accelerators import AUTO, CLASS_PATTERN
 from glowplug.errors import InvalidSpec
 from glowplug.fields import DNS_LABEL, Bytes, Seconds
 from glowplug.schedule import MAX_SCHEDULES, Schedule, conflict, zone_of
@@ -102,6 +103,12 @@ class FunctionSpec(BaseModel):
     )
     adapter_cache_bytes: Bytes = Field(
         512 * 2**20, ge=2**20, description="memory of one replica for adapters in use"
+    )
+
+    accelerator: str = Field(
+        AUTO,
+        pattern=CLASS_PATTERN,
+        description="the class of machine that it must run on: auto, cpu, cuda or a GPU's name",
     )
 
     min_replicas: int = Field(0, ge=0, le=1000)
@@ -235,6 +242,7 @@ class FunctionSpec(BaseModel):
                 "pooling",
                 "adapters",
                 "adapter_cache_bytes",
+                "accelerator",
             )
         }
         return hashlib.sha256(json.dumps(serving, sort_keys=True).encode()).hexdigest()[:10]
@@ -266,6 +274,8 @@ def parse_spec(data: Any) -> FunctionSpec:
                 "use lower-case letters, digits and '-', starting and ending with a letter or "
                 "digit, 63 characters at most"
             )
+        elif field == "accelerator" and first["type"] == "string_pattern_mismatch":
+            message = "write auto, cpu, cuda or a GPU's name as nvidia-h200"
         elif field == "model" and first["type"] == "string_pattern_mismatch":
             message = "is empty; name a folder, a .gguf file, or package://PACKAGE/FILE.gguf"
         if not field:  # a model validator's message names its field itself

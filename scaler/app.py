@@ -6,7 +6,7 @@ same event loop. Registry, fleet and sealer are handed in and stay the caller's 
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from glowplug.contracts import DemandReport, Fleet, Registry, Sealer
 from scaler.demand import DemandTable
@@ -32,14 +32,15 @@ class Scaler:
         wall: Callable[[], float] = time.time,
         tick_s: float = 1.0,
         retry_s: float = 1.0,
-        standbys: Callable[[], int] = lambda: 0,
+        standbys: Callable[[], Mapping[str, int]] = dict,
         record: Callable[[DemandReport, int], None] | None = None,
         traffic: TrafficReader | None = None,
     ) -> None:
         """`now` must be the clock of the demand reports, `wall` is Unix time. `retry_s` is the
         first wait after a failed call to the registry, the fleet or the sealer. `standbys` is how
-        many the fleet has ready, for the metrics. `record` takes what DemandTable's does: the
-        traffic history. `traffic` is what forecasts are made from; None: there are none."""
+        many the fleet has ready by class of accelerator, for the metrics. `record` takes what
+        DemandTable's does: the traffic history. `traffic` is what forecasts are made from; None:
+        there are none."""
         self._state = state = State()
         self.metrics = ScalerMetrics(state, standbys=standbys)
         self.demand = DemandTable(record, now=now)

@@ -66,6 +66,7 @@ class Launcher:
             pooling=spec.pooling,
             adapters=tracked.function.adapters,
             adapter_cache_bytes=spec.adapter_cache_bytes,
+            accelerator=spec.accelerator,
         )
         _log.info("%s: starting replica %s", spec.name, assignment.replica)
         entry = self._state.replicas.expect(assignment, now_s=self._now())

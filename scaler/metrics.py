@@ -4,9 +4,9 @@ Gauges are read from the state when the metrics are; starts are observed by the 
 event loop. Series of a function end when it is deleted.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -18,9 +18,10 @@ _STAGE_SECONDS = (0.001, 0.0025, 0.005, *SECONDS[1:-1])
 
 
 class ScalerMetrics:
-    """What one scaler measures. `standbys` says how many its fleet has ready."""
+    """What one scaler measures. `standbys` says how many its fleet has ready, by class of
+    accelerator."""
 
-    def __init__(self, state: State, *, standbys: Callable[[], int]) -> None:
+    def __init__(self, state: State, *, standbys: Callable[[], Mapping[str, int]]) -> None:
         self.registry = registry = new_registry()
         self._starts = Histogram(
             "glowplug_start_seconds",
@@ -42,10 +43,7 @@ class ScalerMetrics:
             ("function",),
             registry=registry,
         )
-        ready = Gauge(
-            "glowplug_standbys", "Warm processes that wait for a model.", registry=registry
-        )
-        ready.set_function(standbys)
+        registry.register(_Standbys(standbys))
         registry.register(_Replicas(state))
 
     def started(self, replica: Replica, *, took_s: float) -> None:
@@ -66,6 +64,22 @@ class ScalerMetrics:
     def text(self) -> str:
         """All of them in Prometheus' text format."""
         return text_of(self.registry)
+
+
+class _Standbys(Collector):
+    """The fleet's standbys."""
+
+    def __init__(self, standbys: Callable[[], Mapping[str, int]]) -> None:
+        self._standbys = standbys
+
+    def collect(self) -> Iterable[Metric]:
+        """See prometheus_client."""
+        family = GaugeMetricFamily(
+            "glowplug_standbys", "Warm processes that wait for a model.", labels=("accelerator",)
+        )
+        for accelerator, ready in self._standbys().items():
+            family.add_metric((accelerator,), ready)
+        yield family
 
 
 class _Replicas(Collector):

@@ -94,6 +94,10 @@ def deploy(
     timezone: Annotated[
         str | None, typer.Option(metavar="ZONE", help="Of its traffic, as Europe/Berlin.")
     ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS", help="auto, cpu, cuda or a GPU's name as nvidia-h200."),
+    ] = None,
     start_timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest wait in the queue and to start.")
     ] = None,
@@ -151,6 +155,7 @@ def deploy(
         adapter_cache_bytes=adapter_cache,
         predictive=predictive,
         timezone=timezone,
+        accelerator=accelerator,
         start_timeout_s=start_timeout,
         request_timeout_s=request_timeout,
         queue=queue or None,

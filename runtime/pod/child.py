@@ -60,6 +60,10 @@ class Child:
         how = describe_exit(status)
         return f"{how}: {last_line}" if os.WIFEXITED(status) and status and last_line else how
 
+    def hang_up(self) -> None:
+        """End its stream: it reads what was sent before, then it ends. Nobody may be receiving."""
+        self._control.close()
+
     def close(self) -> None:
         """Give back the descriptors, after taking what is left of the output."""
         self._control.close()

@@ -1,8 +1,8 @@
 """How the processes inside a pod talk: one JSON object a packet over SOCK_SEQPACKET socket pairs.
 
     supervisor ⇄ fork server   Imported, Fork, Expect
-    supervisor ⇄ child         Forked, StandbyReady, Expect, Take, Serving, Measured, Sleep, Slept,
-                               Drain, Failed
+    supervisor ⇄ child         Forked, StandbyReady, Check, Alive, Expect, Take, Serving, Measured,
+                               Sleep, Slept, Drain, Failed
 
 A child writes to the supervisor directly from its first moment; the fork server is not between
 them. Descriptors travel beside the packet that names them (SCM_RIGHTS). The end of a child's socket
@@ -10,9 +10,10 @@ means that the supervisor is gone: the child ends at once. All times are `time.m
 is the same clock in every process of a machine.
 """
 
+import hashlib
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 from glowplug import wire
@@ -23,9 +24,12 @@ MAX_PACKET_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """Fork server → supervisor: everything is imported, forks can be asked for."""
+    """Fork server → supervisor: everything is imported, forks can be asked for. `vocabulary` is its
+    VOCABULARY, `accelerator` what this machine offers (runtime/pod/accelerator.py)."""
 
     imports_ms: float
+    vocabulary: str
+    accelerator: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,17 @@ class StandbyReady:
     """Child → supervisor: it is warm and waits for a snapshot."""
 
     warm_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Supervisor → standby: do you still answer?"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alive:
+    """Standby → supervisor, for each Check; where it is taken meanwhile, before anything else that
+    the replica says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +130,8 @@ Message = (
     | Fork
     | Forked
     | StandbyReady
+    | Check
+    | Alive
     | Expect
     | Take
     | Serving
@@ -124,6 +141,16 @@ Message = (
     | Drain
     | Failed
 )
+
+
+def _vocabulary() -> str:
+    kinds = (*get_args(Message), Assignment)
+    words = sorted((kind.__name__, *(each.name for each in fields(kind))) for kind in kinds)
+    return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+
+
+# The same in processes that understand each other: code is replaced while a supervisor runs.
+VOCABULARY = _vocabulary()
 
 
 def _take(*, assignment: dict[str, Any], sent_s: float) -> Take:

@@ -37,14 +37,26 @@ def main() -> None:
 
     started_s = time.monotonic()
     gc.disable()
-    settings = Settings(cache=arguments.cache, threads=arguments.threads, verify=arguments.verify)
+    settings = Settings(
+        cache=arguments.cache,
+        threads=arguments.threads,
+        verify=arguments.verify,
+        visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
     program = load_program(arguments.program, settings)
     sys.stdout.flush()
     sys.stderr.flush()
     # What is alive now stays: the collector never touches (and so never copies) it in a child.
     gc.collect()
     gc.freeze()
-    child_wire.send(commands, Imported(imports_ms=(time.monotonic() - started_s) * 1e3))
+    child_wire.send(
+        commands,
+        Imported(
+            imports_ms=(time.monotonic() - started_s) * 1e3,
+            vocabulary=child_wire.VOCABULARY,
+            accelerator=program.accelerator,
+        ),
+    )
 
     while received := child_wire.receive(commands, descriptors=2):
         command, descriptors = received

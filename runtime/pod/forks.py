@@ -1,6 +1,7 @@
 """Forks: keeps a fork server running and gets new processes from it.
 
-On the supervisor's event loop. A fork server that dies is replaced; processes it made live on.
+On the supervisor's event loop. A fork server that dies is replaced, and so is one whose code or
+settings are outdated; processes it made live on.
 """
 
 import asyncio
@@ -22,6 +23,8 @@ _FORK_LIMIT_S = 10.0
 _END_LIMIT_S = 2.0
 _BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 10.0
+_RETRY_S = 5.0  # to replace a server by one of code that cannot be imported
+_MAX_RETRY_DOUBLINGS = 7
 _MAX_EXPECTED = 4
 _TELL_DELAY_S = 2.0  # so that a start's first requests have the machine
 _CONTROL_FD = 3
@@ -34,18 +37,28 @@ class Forks:
     """Where new processes come from."""
 
     def __init__(
-        self, reaper: Reaper, *, program: str, cache: Path, threads: int, verify: str = "never"
+        self,
+        reaper: Reaper,
+        *,
+        program: str,
+        cache: Path,
+        threads: int,
+        verify: str = "never",
+        looked: Callable[[], None],
+        renewed: Callable[[], None],
     ) -> None:
+        """`looked` is called when the accelerator is known, `renewed` when processes are made by a
+        new server, after `renew`."""
+        self.accelerator: str | None = None  # of this machine, once a fork server has looked
         self._reaper = reaper
-        self._arguments = [
-            *("-m", "runtime.pod.fork_server"),
-            *("--control-fd", str(_CONTROL_FD)),
-            *("--supervisor", str(os.getpid())),
-            *("--program", program),
-            *("--cache", str(cache)),
-            *("--threads", str(threads)),
-            *("--verify", verify),
-        ]
+        self._program = program
+        self._cache = cache
+        self._threads = threads
+        self._verify = verify
+        self._looked = looked
+        self._renewed = renewed
+        self._outdated = asyncio.Event()  # the fork server is
+        self._behind = False  # and so are the processes it has made, until `renewed` is called
         self._forked = 0
         self._expected: deque[str] = deque(maxlen=_MAX_EXPECTED)
         self._untold: set[str] = set()  # of those, what the running server has not heard of
@@ -57,18 +70,12 @@ class Forks:
         """Keep a fork server running until cancelled."""
         failures = 0
         while True:
-            try:
-                server = self._spawn()
-            except OSError as error:
-                how = error.strerror
-            else:
-                if await self._imported(server):
-                    failures = 0
-                    self._server.set_result(server)
-                    self._untold.update(self._expected)
-                    self._tell_soon()
-                    await server.receive()  # it says nothing more: this is its end
-                how = await server.ended(within_s=_END_LIMIT_S)
+            self._outdated.clear()
+            server, how = await self._start()
+            if server is not None:
+                failures = 0
+                self._take_up(server)
+                how = await self._until_end(server)
             log.error("fork server: %s", how)
             if not self._server.done():
                 self._server.set_exception(StartFailed(f"fork server: {how}"))
@@ -76,6 +83,77 @@ class Forks:
             self._server = asyncio.get_running_loop().create_future()
             await asyncio.sleep(min(_BACKOFF_S * 2**failures, _MAX_BACKOFF_S))
             failures += 1
+
+    def renew(self, *, threads: int | None = None, verify: str | None = None) -> None:
+        """Make processes from the code that is installed now and with these settings (None: as
+        before). The old fork server goes when a new one is up, and stays where none comes up."""
+        self._threads = threads or self._threads
+        self._verify = verify or self._verify
+        self._behind = True
+        self._outdated.set()
+
+    async def _until_end(self, server: Child) -> str:
+        """Returns how it ended; on the way it is replaced as often as `renew` asks."""
+        loop = asyncio.get_running_loop()
+        failures = 0
+        end = loop.create_task(server.receive())  # it says nothing more
+        while True:
+            outdated = loop.create_task(self._outdated.wait())
+            await asyncio.wait({end, outdated}, return_when=asyncio.FIRST_COMPLETED)
+            outdated.cancel()
+            if end.done():
+                return await server.ended(within_s=_END_LIMIT_S)
+            self._outdated.clear()
+            successor, how = await self._start()
+            if successor is None:
+                wait_s = _RETRY_S * 2 ** min(failures, _MAX_RETRY_DOUBLINGS)
+                failures += 1
+                log.error("no new fork server, the old one goes on: %s; again in %g s", how, wait_s)
+                loop.call_later(wait_s, self._outdated.set)
+                continue
+            failures = 0
+            end.cancel()
+            await asyncio.wait({end})
+            server.hang_up()  # it still does what it was asked, then it ends
+            old, server = server, successor
+            self._server = loop.create_future()
+            self._take_up(server)
+            log.info("fork server: %d is replaced by %d", old.pid, server.pid)
+            end = loop.create_task(server.receive())
+            await old.ended(within_s=_FORK_LIMIT_S)
+
+    async def _start(self) -> tuple[Child | None, str]:
+        """A fork server that can fork, or None and why there is none."""
+        try:
+            server = self._spawn()
+        except OSError as error:
+            return None, error.strerror or str(error)
+        message = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_IMPORT_LIMIT_S):
+                try:
+                    message = await server.receive()
+                except ValueError as error:  # of a version whose first packet is another
+                    log.error("fork server: %s", error)
+        if isinstance(message, Imported) and message.vocabulary == child_wire.VOCABULARY:
+            log.info("fork server: pid %d, imports took %.0f ms", server.pid, message.imports_ms)
+            self.accelerator = message.accelerator
+            self._looked()
+            return server, ""
+        if isinstance(message, Imported):
+            server.kill()
+            await server.ended(within_s=_END_LIMIT_S)
+            return None, "the installed code needs a new supervisor; restart glowplug serve"
+        return None, await server.ended(within_s=_END_LIMIT_S)
+
+    def _take_up(self, server: Child) -> None:
+        """Fork from this one from now on."""
+        self._server.set_result(server)
+        self._untold.update(self._expected)
+        self._tell_soon()
+        if self._behind and not self._outdated.is_set():
+            self._behind = False
+            self._renewed()
 
     def expect(self, snapshot: str) -> None:
         """Processes forked from now on are to know that this snapshot is likely to be assigned.
@@ -145,23 +223,13 @@ class Forks:
             else f"the new process ended at once: {last_line or 'it said nothing'}"
         )
 
-    async def _imported(self, server: Child) -> bool:
-        message = None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_IMPORT_LIMIT_S):
-                message = await server.receive()
-        if not isinstance(message, Imported):
-            return False
-        log.info("fork server: pid %d, imports took %.0f ms", server.pid, message.imports_ms)
-        return True
-
     def _spawn(self) -> Child:
         output = Output("fork server")
         control, theirs = child_wire.pair()
         control.setblocking(False)
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, *self._arguments],
+            [sys.executable, *self._arguments()],
             {**os.environ, **_ENVIRONMENT},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -174,3 +242,14 @@ class Forks:
         output.close_write_end()
         exited = self._reaper.exit_of(pid)
         return Child(pid=pid, exited=exited, control=control, output=output)
+
+    def _arguments(self) -> list[str]:
+        return [
+            *("-m", "runtime.pod.fork_server"),
+            *("--control-fd", str(_CONTROL_FD)),
+            *("--supervisor", str(os.getpid())),
+            *("--program", self._program),
+            *("--cache", str(self._cache)),
+            *("--threads", str(self._threads)),
+            *("--verify", self._verify),
+        ]

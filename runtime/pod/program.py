@@ -24,6 +24,7 @@ class Settings:
     cache: Path  # the node cache
     threads: int  # for a replica's computations
     verify: Verification = "never"  # how much of a snapshot is checked before it is served
+    visible_gpus: str | None = None  # CUDA_VISIBLE_DEVICES
 
 
 class Ready(Protocol):
@@ -48,6 +49,8 @@ class Start:
 
 class Program(Protocol):
     """Made in the fork server with the pod's settings, without starting a thread."""
+
+    accelerator: str  # the class of what replicas can use here: `cpu`, or of which GPU
 
     def expect(self, snapshot: str) -> None:
         """In the fork server, or in a standby: this snapshot (a digest) is likely to be assigned;

@@ -36,9 +36,9 @@ from runtime.engine.encoder_loop import EncoderEngine
 from runtime.engine.limits import EngineLimits
 from runtime.engine.loop import Engine
 from runtime.engine.stored_prefixes import FILE as PREFIXES
-from runtime.engine.warmup import warm as warm_engine
 from runtime.models.lora import load_adapter
 from runtime.models.registry import Model, build_encoder
+from runtime.pod.accelerator import accelerator
 from runtime.pod.decoder import bind_decoder
 from runtime.pod.measuring import Measuring
 from runtime.pod.program import Settings, Start
@@ -72,6 +72,9 @@ class ModelProgram:
         self._verify = settings.verify
         self._in_use = ExitStack()  # as long as the process lives
         self._threads = settings.threads
+        self.accelerator = accelerator(
+            can_use_cuda=torch.version.cuda is not None, visible=settings.visible_gpus
+        )
         # Loading one takes 100 ms and holds the interpreter's lock from beginning to end, so it
         # cannot be done beside anything; children of the fork server inherit these.
         self._tokenizers: OrderedDict[str, Tokenizer] = OrderedDict()
@@ -103,14 +106,13 @@ class ModelProgram:
 
     def warm(self, *, hurry: bool) -> None:
         """Own random state (a fork copies it; Python's `random` reseeds itself), threads; without
-        `hurry` kernels, and a whole start and request with a toy."""
+        `hurry` a whole start and request with a toy."""
         self._in_fork_server = False
         torch.manual_seed(secrets.randbits(63))
         np.random.seed(secrets.randbits(32))
         torch.set_num_threads(self._threads)
         if hurry:
             return
-        warm_engine()
         try:
             self._rehearse()
         except (OSError, RuntimeError, GlowplugError, TimeoutError) as error:

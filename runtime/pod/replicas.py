@@ -15,7 +15,17 @@ from typing import Any
 
 from glowplug.contracts import Assignment, Replica, ReplicaState, StartKind
 from runtime.pod.child import Child, StartFailed
-from runtime.pod.child_wire import Drain, Failed, Measured, Message, Serving, Sleep, Slept, Take
+from runtime.pod.child_wire import (
+    Alive,
+    Drain,
+    Failed,
+    Measured,
+    Message,
+    Serving,
+    Sleep,
+    Slept,
+    Take,
+)
 from runtime.pod.output import log
 from runtime.pod.standbys import Standbys
 
@@ -227,9 +237,10 @@ class Replicas:
             if not answer.done():
                 break
             message = answer.result()
-            if not isinstance(message, Measured):
+            if isinstance(message, Measured):
+                self._measured(live.replica.id, message.text)
+            elif not isinstance(message, Alive):  # asked as a standby, and taken before it answered
                 return message
-            self._measured(live.replica.id, message.text)
         answer.cancel()
         if live.replica.state is ReplicaState.STARTING:
             await _kill(child)  # nobody was answered yet: there is nothing to drain

@@ -23,6 +23,8 @@ from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
 from glowplug.stages import Stopwatch
 from runtime.pod import child_wire
 from runtime.pod.child_wire import (
+    Alive,
+    Check,
     Drain,
     Expect,
     Failed,
@@ -63,7 +65,9 @@ def run(
         child_wire.send(control, StandbyReady(warm_ms=warm_ms))
         while received := child_wire.receive(control, descriptors=1):
             message, descriptors = received
-            if isinstance(message, Expect):
+            if isinstance(message, Check):
+                child_wire.send(control, Alive())
+            elif isinstance(message, Expect):
                 expect(program, message.snapshot)
             elif isinstance(message, Take) and descriptors:
                 _become_replica(program, message, socket.socket(fileno=descriptors[0]), control)

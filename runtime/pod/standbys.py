@@ -14,12 +14,14 @@ from typing import Protocol
 
 from runtime.pod.child import Child, StartFailed
 from runtime.pod.child_wire import Expect, Failed, StandbyReady
+from runtime.pod.health import HealthChecks
 from runtime.pod.output import log
 
 _WARM_LIMIT_S = 60.0
 _END_LIMIT_S = 2.0
 _REFILL_DELAY_S = 1.0  # after a start, so that its first requests have the machine
 _REFILL_AT_MOST_S = 5.0  # a slow start must not keep the pool empty
+_CHECK_EVERY_S = 5.0
 _BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 10.0
 _FAILURES_TO_GIVE_UP = 3  # in a row: then those who wait are told
@@ -39,9 +41,10 @@ class Fork(Protocol):
 @dataclass(eq=False)
 class _Coming:
     """A process that is not ready yet. `hurried`: it is for somebody who waits, and does not warm
-    up; None: it is not forked yet, so that is open."""
+    up; None: it is not forked yet, so that is open. `generation`: the code it was forked from."""
 
     hurried: bool | None = None
+    generation: int = 0
 
 
 class Standbys:
@@ -58,19 +61,33 @@ class Standbys:
         keep: int,
         at_once: int,
         changed: Callable[[int], None],
+        has_room: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`at_once` may warm up at the same time. `has_room`: there is memory for one more than
+        are kept."""
+        self.at_once = at_once
         self._fork = fork
         self._keep = keep
-        self._at_once = at_once  # how many may warm up at the same time
         self._changed = changed
+        self._has_room = has_room
+        self._health = HealthChecks(self._drop)
         self._told = 0
         self._ready: deque[Child] = deque()
+        self._outdated: deque[Child] = deque()  # ready, but of an earlier generation
+        self._generation = 0
         self._waiters: deque[asyncio.Future[Child]] = deque()
         self._coming: dict[asyncio.Task[None], _Coming] = {}
+        self._ending: set[asyncio.Task[str]] = set()
         self._starting = 0
         self._failures = 0  # in a row
         self._deaths = 0  # of ready standbys, since the last one was handed out
         self._pause: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def ready(self) -> int:
+        """How many wait."""
+        return len(self._ready) + len(self._outdated)
 
     def fill(self) -> None:
         """Start what is missing, if now is the time."""
@@ -80,8 +97,40 @@ class Standbys:
         for _ in range(waiting - for_waiters):
             self._begin()
         wanted = max(0, self._keep - len(self._ready)) if self._pause is None else 0
-        for _ in range(min(wanted, self._at_once) + waiting - len(coming)):
+        for _ in range(min(wanted, self.at_once) + waiting - len(coming)):
             self._begin()
+
+    def set_keep(self, keep: int) -> None:
+        """Keep this many from now on."""
+        if not self._closed:
+            self._keep = keep
+            self._end_surplus()
+            self.fill()
+
+    def renew(self) -> None:
+        """New processes are of new code or settings: replace those that wait by such ones.
+
+        Each goes when its successor is ready, or at once where there is no room for both; until
+        then it is handed out if there is no new one.
+        """
+        self._generation += 1
+        self._outdated.extend(self._ready)
+        self._ready.clear()
+        if not self._has_room():
+            while self._outdated:
+                self._end(self._outdated.popleft())
+        self._tell()
+        self.fill()
+
+    async def keep_healthy(self) -> None:
+        """Check those that wait every now and then, but not beside a start; until cancelled."""
+        while True:
+            await asyncio.sleep(_CHECK_EVERY_S)
+            if not self._starting:
+                try:
+                    await self._health.check([*self._ready, *self._outdated])
+                except Exception:  # a bug of ours must not end the checks
+                    log.exception("health checks")
 
     def _begin(self) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -99,6 +148,7 @@ class Standbys:
         """Decide, now that it is forked, whether it is for somebody who waits."""
         waiting = sum(not waiter.done() for waiter in self._waiters)
         coming.hurried = waiting > sum(one.hurried is True for one in self._coming.values())
+        coming.generation = self._generation
         return coming.hurried
 
     def take(self) -> asyncio.Future[Child]:
@@ -114,14 +164,16 @@ class Standbys:
 
     def expect(self, snapshot: str) -> None:
         """Tell those that wait that this snapshot is likely to be assigned."""
-        for child in self._ready:
+        for child in (*self._ready, *self._outdated):
             with suppress(OSError):  # its end is noticed elsewhere
                 child.send(Expect(snapshot=snapshot))
 
     def close(self) -> None:
         """Start no more, and think nothing of the deaths of those that wait."""
+        self._closed = True
         self._keep = 0
         self._ready.clear()
+        self._outdated.clear()
 
     @contextmanager
     def starting(self) -> Iterator[None]:
@@ -146,17 +198,25 @@ class Standbys:
         self.fill()
 
     def _hand_out(self) -> None:
-        while self._ready and self._waiters:
+        while (self._ready or self._outdated) and self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
-                waiter.set_result(self._ready.popleft())
+                waiter.set_result(self._choose())
                 self._deaths = 0
         self._tell()
 
+    def _choose(self) -> Child:
+        """The one that has waited longest, of those that surely live if there are any."""
+        pool = self._ready or self._outdated
+        child = next((one for one in pool if not self._health.asked(one)), pool[0])
+        pool.remove(child)
+        self._health.release(child)
+        return child
+
     def _tell(self) -> None:
-        if self._told != len(self._ready):
-            self._told = len(self._ready)
-            self._changed(self._told)
+        if self._told != self.ready:
+            self._told = self.ready
+            self._changed(self.ready)
 
     async def _add(self, coming: _Coming) -> None:
         """Start one standby; when that fails, the task lasts until the next try is due."""
@@ -177,9 +237,11 @@ class Standbys:
             child.kill()  # whoever it was for has another, and as a standby it is not warm
             await child.ended(within_s=_END_LIMIT_S)
             return
-        self._ready.append(child)
-        child.exited.add_done_callback(lambda _: self._lost(child))
+        is_new = coming.generation == self._generation
+        (self._ready if is_new else self._outdated).append(child)
+        child.exited.add_done_callback(lambda _: self._drop(child, "died while it waited"))
         self._hand_out()
+        self._end_surplus()
 
     async def _start(self, coming: _Coming) -> Child:
         child = await self._fork(hurry=partial(self._hurry, coming))
@@ -196,12 +258,31 @@ class Standbys:
         how = await child.ended(within_s=_END_LIMIT_S)
         raise StartFailed(answer.message if isinstance(answer, Failed) else how)
 
-    def _lost(self, child: Child) -> None:
-        if child not in self._ready:
+    def _drop(self, child: Child, why: str) -> None:
+        """It waits, but cannot be used: another takes its place, later each time."""
+        for pool in (self._ready, self._outdated):
+            if child in pool:
+                pool.remove(child)
+                break
+        else:
             return  # it was handed out
-        self._ready.remove(child)
-        log.error("%s: died while it waited", child.output.name)
-        child.close()
+        log.error("%s: %s", child.output.name, why)
+        self._end(child)
         self._tell()
         self._pause_for(min(_BACKOFF_S * 2**self._deaths, _MAX_BACKOFF_S))
         self._deaths += 1
+
+    def _end_surplus(self) -> None:
+        """End those that are more than are kept: the outdated first."""
+        for pool in (self._outdated, self._ready):
+            while pool and self.ready > self._keep:
+                self._end(pool.popleft())
+        self._tell()
+
+    def _end(self, child: Child) -> None:
+        """End one that is in the pool no more."""
+        self._health.release(child)
+        child.kill()
+        ending = asyncio.get_running_loop().create_task(child.ended(within_s=_END_LIMIT_S))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)

@@ -19,25 +19,23 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 from glowplug.pod_wire import (
     MAX_LINE_BYTES,
-    Assign,
     Hello,
     Message,
-    Prefetch,
-    Release,
     ReplicaChanged,
     ReplicaMeasured,
-    Sleep,
     StandbysChanged,
-    decode,
     encode,
 )
+from runtime.pod.code_watch import code_folders, fingerprint, library_folders, watch_code
+from runtime.pod.commands import Commands, at_once, cores, has_room
 from runtime.pod.forks import Forks
 from runtime.pod.output import log, open_log
 from runtime.pod.prefetch import ReadAhead
@@ -78,18 +76,28 @@ async def _run(arguments: argparse.Namespace) -> None:
         writer.write(encode(message))
 
     read_ahead = ReadAhead(NodeCache(arguments.cache))
+
+    def tell(ready: int) -> None:
+        send(StandbysChanged(ready=ready, accelerator=forks.accelerator or ""))
+
+    def renewed() -> None:
+        standbys.renew()
+
     forks = Forks(
         reaper,
         program=arguments.program,
         cache=arguments.cache,
         threads=arguments.threads,
         verify=arguments.verify,
+        looked=lambda: tell(standbys.ready),
+        renewed=renewed,
     )
     standbys = Standbys(
         forks.fork,
         keep=arguments.standbys,
-        at_once=max(1, _cores() // arguments.threads),  # warming uses all of a replica's threads
-        changed=lambda ready: send(StandbysChanged(ready=ready)),
+        at_once=at_once(arguments.threads),
+        changed=tell,
+        has_room=has_room,
     )
     replicas = Replicas(
         standbys,
@@ -99,11 +107,9 @@ async def _run(arguments: argparse.Namespace) -> None:
         proven=forks.expect,  # what was served once is likely to be again
     )
 
-    def prefetch(snapshot: str) -> None:
-        read_ahead.ask(snapshot)
-        forks.expect(snapshot)
-        standbys.expect(snapshot)
-
+    commands = Commands(
+        replicas=replicas, standbys=standbys, forks=forks, read_ahead=read_ahead, send=send
+    )
     loop = asyncio.get_running_loop()
     told_to_end = asyncio.Event()
     for signal_ in (signal.SIGTERM, signal.SIGINT):
@@ -112,22 +118,28 @@ async def _run(arguments: argparse.Namespace) -> None:
     send(Hello(pid=os.getpid()))
     forking = loop.create_task(forks.run())
     standbys.fill()
-    commands = loop.create_task(_obey(reader, replicas=replicas, prefetch=prefetch))
+    look = partial(fingerprint, code_folders(), library_folders())
+    beside = [
+        loop.create_task(standbys.keep_healthy()),
+        loop.create_task(watch_code(forks.renew, look=look)),
+    ]
+    obeying = loop.create_task(commands.obey(reader))
 
     ending = loop.create_task(told_to_end.wait())
-    await asyncio.wait([forking, commands, ending], return_when=asyncio.FIRST_COMPLETED)
-    if told_to_end.is_set() and not commands.done():
+    await asyncio.wait([forking, obeying, ending], return_when=asyncio.FIRST_COMPLETED)
+    if told_to_end.is_set() and not obeying.done():
         log.info("pod %d: told to end; draining", os.getpid())
         standbys.close()
         drained = loop.create_task(replicas.end(drain_s=arguments.drain_s))
         await asyncio.wait(
-            {drained, commands},
+            {drained, obeying},
             timeout=arguments.drain_s + _DRAIN_MARGIN_S,
             return_when=asyncio.FIRST_COMPLETED,
         )
     if forking.done() and (error := forking.exception()):
         log.error("the pod ends: %s: %s", type(error).__name__, error)
-    forking.cancel()
+    for task in (forking, *beside):
+        task.cancel()
     standbys.close()
     await reaper.kill_all(within_s=_KILL_LIMIT_S)
     writer.close()
@@ -135,42 +147,6 @@ async def _run(arguments: argparse.Namespace) -> None:
         async with asyncio.timeout(_FLUSH_LIMIT_S):
             await writer.wait_closed()
     log.info("pod %d: ended", os.getpid())
-
-
-async def _obey(
-    reader: asyncio.StreamReader, *, replicas: Replicas, prefetch: Callable[[str], None]
-) -> None:
-    """Carry out the fleet's commands until the stream ends."""
-    while line := await _next_line(reader):
-        try:
-            command = decode(line)
-        except ValueError as error:
-            log.error("ignored: %s", error)
-            continue
-        match command:
-            case Assign():
-                replicas.assign(command.assignment)
-            case Sleep():
-                replicas.sleep(command.replica)
-            case Release():
-                replicas.release(command.replica, drain_s=command.drain_s)
-            case Prefetch():
-                prefetch(command.snapshot)
-            case _:
-                log.error("ignored: %s is not for a pod", type(command).__name__)
-
-
-async def _next_line(reader: asyncio.StreamReader) -> bytes:
-    """Empty at the end of the stream, which a line over the limit is too."""
-    try:
-        return await reader.readline()
-    except (OSError, ValueError) as error:
-        log.error("control stream: %s", error)
-        return b""
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -185,7 +161,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1", help="address that replicas listen on")
     parser.add_argument("--log-dir", type=Path, help="folder for pod.log; default: stderr")
     parser.add_argument(
-        "--threads", type=_positive, default=_cores(), help="compute threads of one replica"
+        "--threads", type=_positive, default=cores(), help="compute threads of one replica"
     )
     parser.add_argument(
         "--verify",

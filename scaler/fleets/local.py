@@ -14,19 +14,26 @@ from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet
 
+from glowplug.accelerators import AUTO, refusal
 from glowplug.contracts import Assignment, Replica, ReplicaState
 from glowplug.errors import Unavailable
 from glowplug.pod_wire import (
+    MAX_STANDBYS,
     Assign,
     Hello,
     Message,
+    Ping,
+    Pong,
     Prefetch,
     Release,
+    Renew,
     ReplicaChanged,
     ReplicaMeasured,
+    SetStandbys,
     Sleep,
     StandbysChanged,
 )
+from scaler.fleets.heartbeat import Heartbeat
 from scaler.fleets.pod_process import PodProcess
 from scaler.fleets.series import ReplicaSeries
 
@@ -34,13 +41,16 @@ _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 30.0
 _STABLE_S = 10.0  # a pod that lived this long is started again with the first wait
 
+_SILENT = "the pod's supervisor hangs: it did not answer"
+
 _log = logging.getLogger(__name__)
 
 
 class LocalFleet:
     """Implements glowplug.contracts.Fleet.
 
-    `standbys` is how many are ready to be assigned, `series` has the metrics of the replicas.
+    `standbys` is how many are ready to be assigned, by class of accelerator: one class, none before
+    it is known. `series` has the metrics of the replicas.
     """
 
     def __init__(
@@ -51,16 +61,22 @@ class LocalFleet:
         assign_timeout_s: float = 10.0,
         hello_timeout_s: float = 30.0,
         end_timeout_s: float = 10.0,
+        ping_every_s: float = 5.0,
+        ping_limit_s: float = 20.0,
     ) -> None:
         """`command` starts the supervisor; ` --control-fd N` is added. Its output is appended to
-        `log_path`."""
-        self.standbys = 0
+        `log_path`. One that says nothing for `ping_limit_s` after it was asked is killed."""
+        self.standbys: dict[str, int] = {}
         self.series = ReplicaSeries()
         self._command = list(command)
         self._log_path = log_path
         self._assign_timeout_s = assign_timeout_s
         self._hello_timeout_s = hello_timeout_s
         self._end_timeout_s = end_timeout_s
+        self._ping_every_s = ping_every_s
+        self._ping_limit_s = ping_limit_s
+        self._keep: int | None = None  # standbys; None: as the command says
+        self._accelerator_known = asyncio.Event()  # it is in `standbys`
         self._pod: PodProcess | None = None  # once it has said hello
         self._up = asyncio.Event()  # set exactly while there is a pod
         self._trouble = "it is starting"  # why there is none
@@ -98,6 +114,8 @@ class LocalFleet:
             async with asyncio.timeout(self._assign_timeout_s):
                 while self._pod is None:
                     await self._up.wait()
+                if assignment.accelerator != AUTO:
+                    await self._check_accelerator(assignment.accelerator)
                 first = asyncio.get_running_loop().create_future()
                 self._first[assignment.replica] = first
                 await self._pod.send(Assign(assignment=assignment))
@@ -126,6 +144,22 @@ class LocalFleet:
     async def prefetch(self, snapshot: str) -> None:
         """Read the snapshot ahead."""
         await self._send(Prefetch(snapshot=snapshot))
+
+    async def set_standbys(self, count: int) -> None:
+        """Keep this many standbys ready from now on, also after the pod was started again.
+
+        Raises:
+            ValueError: fewer than none, or more than a pod keeps.
+        """
+        if not 0 <= count <= MAX_STANDBYS:
+            raise ValueError(f"{count} standbys: keep 0 to {MAX_STANDBYS}")
+        self._keep = count
+        await self._send(SetStandbys(keep=count))
+
+    async def renew(self, *, threads: int | None = None, verify: str | None = None) -> None:
+        """Replace the standbys by ones of the installed code and with these settings (None: as
+        before); replicas go on. A pod that is started again has its command's settings."""
+        await self._send(Renew(threads=threads, verify=verify))
 
     def watch(self) -> AsyncIterator[Replica]:
         """Every change of a replica, from this call on. Ends when the fleet is closed."""
@@ -158,12 +192,15 @@ class LocalFleet:
         except OSError as error:
             return f"the pod cannot be started ({error})"
         _log.info("the pod's supervisor is process %d", pod.pid)
+        within_s = self._end_timeout_s
         try:
             trouble = await self._listen(pod)
+            if trouble == _SILENT:
+                within_s = 0.0  # it would not hear of it
         finally:
             self._up.clear()
             self._pod = None
-            how = await pod.end(within_s=self._end_timeout_s)
+            how = await pod.end(within_s=within_s)
         return f"{trouble} ({how}); its log is {self._log_path}"
 
     async def _listen(self, pod: PodProcess) -> str:
@@ -178,9 +215,34 @@ class LocalFleet:
                 return "the pod's supervisor ended before it was up"
             self._pod = pod
             self._up.set()
-            async for message in messages:
-                self._take(message)
+            if self._keep is not None:
+                await self._send(SetStandbys(keep=self._keep))
+            heartbeat = Heartbeat(
+                lambda: pod.send(Ping()), every_s=self._ping_every_s, limit_s=self._ping_limit_s
+            )
+            silence = asyncio.ensure_future(heartbeat.until_silent())
+            hearing = asyncio.ensure_future(self._hear(messages, heartbeat))
+            try:
+                await asyncio.wait({silence, hearing}, return_when=asyncio.FIRST_COMPLETED)
+                if not hearing.done():
+                    return _SILENT
+                hearing.result()  # an error of ours, if there was one
+            finally:
+                silence.cancel()
+                hearing.cancel()
+                await asyncio.gather(silence, hearing, return_exceptions=True)
         return "the pod's supervisor ended"
+
+    async def _hear(self, messages: AsyncIterator[Message], heartbeat: Heartbeat) -> None:
+        async for message in messages:
+            heartbeat.heard()
+            self._take(message)
+
+    async def _check_accelerator(self, wanted: str) -> None:
+        """Raises Unavailable for a class that this machine does not have, once that is known."""
+        await self._accelerator_known.wait()
+        if reason := refusal(wanted, self.standbys):
+            raise Unavailable(reason)
 
     def _take(self, message: Message) -> None:
         if isinstance(message, ReplicaChanged):
@@ -189,8 +251,10 @@ class LocalFleet:
             if replica := self._replicas.get(message.replica):
                 self.series.take(replica, message.text)
         elif isinstance(message, StandbysChanged):
-            self.standbys = message.ready
-        else:
+            if message.accelerator:
+                self.standbys = {message.accelerator: message.ready}
+                self._accelerator_known.set()
+        elif not isinstance(message, Pong):
             _log.error("the pod sent what only a fleet sends: %r", message)
 
     def _changed(self, replica: Replica) -> None:
@@ -206,7 +270,7 @@ class LocalFleet:
             watch.changes.put_nowait(replica)
 
     def _all_gone(self, reason: str) -> None:
-        self.standbys = 0
+        self.standbys = dict.fromkeys(self.standbys, 0)
         for replica in list(self._replicas.values()):
             self._changed(replace(replica, state=ReplicaState.GONE, reason=reason))
         for first in self._first.values():

@@ -2,7 +2,7 @@
 
 On the event loop; used by LocalFleet. The supervisor gets one end of a socket pair as
 `--control-fd N`, leads a session of its own (so a Ctrl-C in the terminal does not end it before
-its requests are drained), and writes its output to a log file.
+its requests are drained), and what it prints goes into a bounded log file.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from glowplug.pod_wire import MAX_LINE_BYTES, Message, decode, encode
+from scaler.fleets.output_log import OutputLog
 
 _log = logging.getLogger(__name__)
 
@@ -27,11 +28,13 @@ class PodProcess:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        output: OutputLog,
     ) -> None:
         self.pid = process.pid
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._output = output
         self._exited = asyncio.create_task(self._close_on_exit())
 
     @classmethod
@@ -46,11 +49,17 @@ class PodProcess:
             # The reader refuses longer lines: the pod must not make this process grow.
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_LINE_BYTES)
             try:
-                process = await _start(command, log_path=log_path, control_fd=theirs.fileno())
+                output = OutputLog(log_path)
+                try:
+                    process = await _start(command, output=output, control_fd=theirs.fileno())
+                except BaseException:
+                    output.discard()
+                    raise
             except BaseException:
                 writer.close()
                 raise
-        return cls(process, reader, writer)
+        await output.open()
+        return cls(process, reader, writer, output)
 
     async def messages(self) -> AsyncGenerator[Message]:
         """What the pod says, until its stream or its process ends."""
@@ -92,6 +101,7 @@ class PodProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         code = await self._exited
+        await self._output.close()
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     async def _close_on_exit(self) -> int:
@@ -102,19 +112,15 @@ class PodProcess:
 
 
 async def _start(
-    command: Sequence[str], *, log_path: Path, control_fd: int
+    command: Sequence[str], *, output: OutputLog, control_fd: int
 ) -> asyncio.subprocess.Process:
-    log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    try:
-        return await asyncio.create_subprocess_exec(
-            *command,
-            "--control-fd",
-            str(control_fd),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log_fd,
-            stderr=log_fd,
-            pass_fds=(control_fd,),
-            start_new_session=True,
-        )
-    finally:
-        os.close(log_fd)
+    return await asyncio.create_subprocess_exec(
+        *command,
+        "--control-fd",
+        str(control_fd),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output.write_end,
+        stderr=output.write_end,
+        pass_fds=(control_fd,),
+        start_new_session=True,
+    )

@@ -16,9 +16,12 @@ from glowplug.contracts import Replica, ReplicaState, StartKind
 from glowplug.pod_wire import (
     Assign,
     Hello,
+    Ping,
+    Pong,
     Prefetch,
     Release,
     ReplicaChanged,
+    SetStandbys,
     StandbysChanged,
     decode,
     encode,
@@ -29,6 +32,7 @@ parser.add_argument("--control-fd", type=int, required=True)
 parser.add_argument("--mute", action="store_true", help="never say hello")
 parser.add_argument("--linger", action="store_true", help="stay when the stream ends")
 parser.add_argument("--garbage", action="store_true", help="begin with lines that mean nothing")
+parser.add_argument("--chatter", action="store_true", help="print 12 MiB")
 parser.add_argument("--flood", action="store_true", help="send a line without end")
 parser.add_argument("--hang-up", action="store_true", help="close the stream, go on living")
 args = parser.parse_args()
@@ -86,12 +90,16 @@ def main():
     if args.garbage:
         stream.write(b'hello?\n{"kind": "Nonsense"}\n[]\n\xff\n')
     send(Hello(pid=os.getpid()))
+    if args.chatter:
+        for n in range(3 << 16):
+            print(f"{n:063}", file=sys.stderr)
+        print("the last line", file=sys.stderr, flush=True)
     if args.flood:
         stream.write(b"x" * (3 << 20))
     if args.hang_up:
         stream.close()
         signal.pause()
-    send(StandbysChanged(ready=2))
+    send(StandbysChanged(ready=2, accelerator="cpu"))
     print("the pod is up", file=sys.stderr, flush=True)
     for line in stream:
         match decode(line):
@@ -102,6 +110,10 @@ def main():
                 end(replicas[name])
                 change(replicas[name], state=ReplicaState.GONE)
                 del replicas[name]
+            case Ping():
+                send(Pong())
+            case SetStandbys(keep=keep):
+                send(StandbysChanged(ready=keep, accelerator="cpu"))
             case Prefetch(snapshot=snapshot):
                 print(f"prefetch {snapshot}", file=sys.stderr, flush=True)
     if args.linger:

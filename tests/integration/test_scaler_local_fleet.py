@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -92,7 +93,7 @@ def test_a_replica_from_assignment_to_end(tmp_path, loop_factory):
             assert [r.state for r in seen] == [ReplicaState.STARTING, ReplicaState.READY]
             assert seen[1].stages_ms == {"restore": 1.5}
             assert await fleet.list() == [seen[1]]
-            assert fleet.standbys == 2
+            assert fleet.standbys == {"cpu": 2}
 
             await fleet.release("r1", drain_s=7.5)
             draining = await anext(changes)
@@ -127,7 +128,7 @@ def test_a_killed_supervisor_takes_its_replicas_along_and_is_started_again(tmp_p
                 assert "killed by signal 9" in gone.reason
                 assert str(tmp_path / "pod.log") in gone.reason
                 assert await fleet.list() == []
-                assert fleet.standbys == 0
+                assert fleet.standbys == {"cpu": 0}
                 wait_dead(killed, replica.pid)
 
     run(body, loop_factory=loop_factory)
@@ -211,6 +212,76 @@ def test_a_pod_that_breaks_its_stream_is_ended(tmp_path, fault):
             fleet._up.clear()
             await fleet._up.wait()  # the next one is up
             assert supervisor(fleet) != killed
+
+    run(body)
+
+
+@pytest.mark.parametrize("loop_factory", [None, uvloop.new_event_loop])
+def test_a_supervisor_that_hangs_is_killed_with_its_replicas_and_started_again(
+    tmp_path, loop_factory
+):
+    async def body():
+        settings = {"ping_every_s": 0.05, "ping_limit_s": 0.3, "end_timeout_s": 20}
+        async with running(tmp_path, **settings) as fleet:
+            changes = fleet.watch()
+            await fleet.assign(make_assignment("r1"))
+            replica = await next_of(changes, ReplicaState.READY)
+            hung = supervisor(fleet)
+            await asyncio.sleep(0.6)  # it answers, so it lives on
+            assert supervisor(fleet) == hung
+            os.kill(hung, signal.SIGSTOP)
+            gone = await next_of(changes, ReplicaState.GONE)
+            assert "the pod's supervisor hangs" in gone.reason
+            assert "killed by signal 9" in gone.reason
+            wait_dead(hung, replica.pid)
+            await fleet.assign(make_assignment("r2"))
+
+    run(body, loop_factory=loop_factory)
+
+
+def test_the_count_of_standbys_outlives_the_pod(tmp_path):
+    async def body():
+        async def standbys(ready):
+            while fleet.standbys != {"cpu": ready}:  # noqa: ASYNC110 (the fleet tells nobody)
+                await asyncio.sleep(0.01)
+
+        async with running(tmp_path) as fleet:
+            await fleet._up.wait()
+            await standbys(2)
+            await fleet.set_standbys(5)
+            await standbys(5)
+            for wrong in (-1, 65):
+                with pytest.raises(ValueError, match="keep 0 to 64"):
+                    await fleet.set_standbys(wrong)
+            os.kill(supervisor(fleet), signal.SIGKILL)
+            await standbys(0)
+            await standbys(5)
+
+    run(body)
+
+
+def test_a_class_of_accelerator_that_is_not_here_is_refused(tmp_path):
+    async def body():
+        async with running(tmp_path) as fleet:
+            for wanted in ("cuda", "nvidia-h200"):
+                assignment = replace(make_assignment("r1"), accelerator=wanted)
+                with pytest.raises(Unavailable, match=f"{wanted} is not here, only cpu"):
+                    await fleet.assign(assignment)
+            assert await fleet.list() == []
+            await fleet.assign(replace(make_assignment("r2"), accelerator="cpu"))
+
+    run(body)
+
+
+def test_what_a_supervisor_prints_does_not_fill_the_disk(tmp_path):
+    async def body():
+        async with running(tmp_path, "--chatter") as fleet:
+            await fleet.assign(make_assignment("r1"))
+        log = tmp_path / "pod.log"
+        assert "the last line" in log.read_text()
+        sizes = [path.stat().st_size for path in tmp_path.glob("pod.log*")]
+        assert len(sizes) == 2
+        assert max(sizes) <= 4 * 2**20 < sum(sizes)
 
     run(body)
 

@@ -9,7 +9,7 @@ import contextlib
 import io
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,7 @@ async def open_house(
     public_url: str | None = None,
     options: Mapping[str, Any] | None = None,
     forecast: ForecastReport | None = None,
+    accelerators: Collection[str] = (),
 ) -> AsyncIterator[House]:
     house = House()
     app = build_app(
@@ -147,6 +148,7 @@ async def open_house(
         limits=limits or Limits(),
         public_url=public_url,
         forecast=forecast,
+        accelerators=lambda: accelerators,
     )
     async with house._stack:
         house.url, house.stop = await house._stack.enter_async_context(

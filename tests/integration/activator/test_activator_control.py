@@ -153,3 +153,24 @@ def test_more_replicas_than_the_server_runs_are_refused(tools: Any) -> None:
             assert response.status == 201
 
     tools.run(main, limits=Limits(max_replicas=8))
+
+
+def test_a_class_of_accelerator_that_is_not_here_is_refused(tools: Any) -> None:
+    async def main(house: Any) -> None:
+        url = house.url + "/v1/functions"
+        spec = {"name": "f", "model": "m"}
+        for wanted in ("nvidia-h200", "cpu"):
+            async with house.client.post(url, json={**spec, "accelerator": wanted}) as response:
+                assert response.status == 400
+                error = await tools.error_of(response)
+            assert error["param"] == "accelerator"
+            assert error["message"] == (
+                f"accelerator: {wanted} is not here, only nvidia-l4; deploy it with auto or "
+                "nvidia-l4"
+            )
+        for name, wanted in (("a", "auto"), ("b", "cuda"), ("c", "nvidia-l4")):
+            body = {**spec, "name": name, "accelerator": wanted}
+            async with house.client.post(url, json=body) as response:
+                assert response.status == 201
+
+    tools.run(main, accelerators=["nvidia-l4"])

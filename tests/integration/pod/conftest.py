@@ -24,7 +24,9 @@ from glowplug.pod_wire import (
     Message,
     Prefetch,
     Release,
+    Renew,
     ReplicaChanged,
+    SetStandbys,
     Sleep,
     StandbysChanged,
     decode,
@@ -101,6 +103,24 @@ class PodUnderTest:
 
     def release(self, replica: str, drain_s: float = 5.0) -> None:
         self.send(Release(replica=replica, drain_s=drain_s))
+
+    def set_standbys(self, keep: int) -> None:
+        self.send(SetStandbys(keep=keep))
+
+    def renew(self, **settings: Any) -> None:
+        self.send(Renew(**settings))
+
+    async def all_ended(self, *pids: int) -> None:
+        """Until none of these processes is there."""
+        async with asyncio.timeout(WAIT_S):
+            while any(psutil.pid_exists(pid) for pid in pids):  # noqa: ASYNC110 (not ours)
+                await asyncio.sleep(0.01)
+
+    async def said(self, text: str) -> None:
+        """Until its log has this."""
+        async with asyncio.timeout(WAIT_S):
+            while text not in self.log():  # noqa: ASYNC110 (only the log tells)
+                await asyncio.sleep(0.02)
 
     def prefetch(self, snapshot: str) -> None:
         self.send(Prefetch(snapshot=snapshot))

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from glowplug.errors import SnapshotError
+from runtime.pod import child_wire
 from runtime.pod.program import Settings, Start
 
 
@@ -29,8 +30,15 @@ class HttpProgram:
     def __init__(self, settings: Settings) -> None:
         if os.environ.get("POD_TEST_BREAK") == "import":
             raise ImportError("no module named torch")
+        flag = os.environ.get("POD_TEST_BREAK_IMPORT_WHILE")
+        if flag and Path(flag).exists():
+            if Path(flag).read_text() == "other words":
+                child_wire.VOCABULARY = "of another version"
+            else:
+                raise ImportError("half of an upgrade")
         if os.environ.get("POD_TEST_BREAK") == "thread":
             threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+        self.accelerator = "test-chip"
         self._settings = settings
         self._expected: list[str] = []
 

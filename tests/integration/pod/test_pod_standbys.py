@@ -143,6 +143,17 @@ def test_a_prefetched_snapshot_is_expected_by_standbys_there_and_to_come(start_p
     asyncio.run(main())
 
 
+async def settled_fds(*pids: int) -> list[int]:
+    """How many descriptors each has open, once nothing is being opened or closed."""
+    before: list[int] = []
+    while True:
+        now = [psutil.Process(pid).num_fds() for pid in pids]
+        if now == before:
+            return now
+        before = now
+        await asyncio.sleep(0.05)
+
+
 def test_nothing_leaks_over_many_starts(start_pod: Any) -> None:
     async def main() -> None:
         async with start_pod() as pod:
@@ -154,12 +165,8 @@ def test_nothing_leaks_over_many_starts(start_pod: Any) -> None:
                     pod.release(f"r{n}")
                 await pod.gone(f"r{n}")
                 await pod.until(lambda n=n: pod.standbys() == 1 and len(pod.forked()) >= n + 2)
-                counts.append(
-                    [
-                        psutil.Process(pid).num_fds()
-                        for pid in (pod.supervisor.pid, await pod.fork_server(), pod.forked()[-1])
-                    ]
-                )
+                pids = (pod.supervisor.pid, await pod.fork_server(), pod.forked()[-1])
+                counts.append(await settled_fds(*pids))
             assert counts[1] == counts[-1]
             assert len(pod.processes()) == 3
 

@@ -31,6 +31,7 @@ OPTIONS = {
     "--adapter-cache": ("2MiB", "adapter_cache_bytes", 2**21),
     "--predictive": ("forecast", "predictive", "forecast"),
     "--timezone": ("Europe/Berlin", "timezone", "Europe/Berlin"),
+    "--accelerator": ("cpu", "accelerator", "cpu"),
     "--start-timeout": ("1m", "start_timeout_s", 60.0),
     "--request-timeout": ("2m", "request_timeout_s", 120.0),
     "--queue-requests": ("9", "queue", {"max_requests": 9, "max_bytes": 64 * 2**20}),

@@ -74,7 +74,7 @@ def test_limits(field: str) -> None:
     low, high = bounds(spec_fields()[field])
     shown = table_rows()[field][2]
     texts = ("name", "model", "digest", "dtype", "quantization", "speculation", "draft_model")
-    if field in (*texts, "pooling", "predictive", "timezone"):
+    if field in (*texts, "pooling", "predictive", "timezone", "accelerator"):
         assert (low, high) == (None, None)
     elif field == "adapters":
         assert shown == f"to {MAX_ADAPTERS}"
@@ -128,6 +128,7 @@ def test_revision_fields() -> None:
         "pooling": "mean",
         "adapters": {"a": "/a"},
         "adapter_cache_bytes": 2**21,
+        "accelerator": "cpu",
         "min_replicas": 1,
         "max_replicas": 2,
         "activation_replicas": 2,

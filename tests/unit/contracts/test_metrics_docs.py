@@ -38,7 +38,7 @@ def scaler() -> CollectorRegistry:
     state = State()
     spec = FunctionSpec(name="f", model="/m")
     state.functions["f"] = Tracked(function=Function(spec=spec, generation=1))
-    return ScalerMetrics(state, standbys=lambda: 0).registry
+    return ScalerMetrics(state, standbys=lambda: {"cpu": 1}).registry
 
 
 def replica() -> CollectorRegistry:

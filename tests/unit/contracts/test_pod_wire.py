@@ -9,10 +9,14 @@ from glowplug.pod_wire import (
     Assign,
     Hello,
     Message,
+    Ping,
+    Pong,
     Prefetch,
     Release,
+    Renew,
     ReplicaChanged,
     ReplicaMeasured,
+    SetStandbys,
     StandbysChanged,
     decode,
     encode,
@@ -38,6 +42,10 @@ messages = st.one_of(
     st.builds(ReplicaChanged, replica=replicas),
     st.builds(ReplicaMeasured),
     st.builds(StandbysChanged),
+    st.builds(SetStandbys),
+    st.builds(Renew, threads=st.none() | st.integers(), verify=st.none() | st.text()),
+    st.builds(Ping),
+    st.builds(Pong),
 )
 
 

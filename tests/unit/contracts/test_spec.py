@@ -146,6 +146,7 @@ SERVING = {
     "pooling": "mean",
     "adapters": {"pirate": "/adapters/pirate"},
     "adapter_cache_bytes": 2**22,
+    "accelerator": "nvidia-h200",
 }
 SCALING = {
     "min_replicas": 1,

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from glowplug.contracts import Assignment
 from runtime.pod import child_wire
 from runtime.pod.child_wire import (
+    Alive,
+    Check,
     Drain,
     Expect,
     Failed,
@@ -37,6 +39,8 @@ assignments = st.builds(
 )
 messages = st.one_of(
     st.builds(Imported, imports_ms=milliseconds),
+    st.builds(Check),
+    st.builds(Alive),
     st.builds(Fork),
     st.builds(Forked, pid=st.integers(), fork_ms=milliseconds),
     st.builds(StandbyReady, warm_ms=milliseconds),

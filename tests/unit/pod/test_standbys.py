@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from runtime.pod import child_wire, standbys
+from runtime.pod import child_wire, health, standbys
 from runtime.pod.child import Child, StartFailed
-from runtime.pod.child_wire import Expect, Failed, StandbyReady
+from runtime.pod.child_wire import Alive, Check, Expect, Failed, Serving, StandbyReady
 from runtime.pod.output import Output
 from runtime.pod.standbys import Standbys
 
@@ -274,3 +274,57 @@ def test_one_that_was_hurried_for_nobody_ends(run: Any, monkeypatch: pytest.Monk
         assert counts == []
 
     run(test, by_hand=True)
+
+
+def test_one_that_is_handed_out_while_it_is_asked_is_its_owners(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else reads what it says, nobody ends it, and its late answer comes first."""
+    monkeypatch.setattr(standbys, "_CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(health, "_ANSWER_LIMIT_S", 0.1)
+    monkeypatch.setattr(health, "_GRACE_S", 0.01)
+    killed: list[Child] = []
+    monkeypatch.setattr(Child, "kill", lambda child, *_: killed.append(child))
+
+    async def test(pool: Standbys, forks: Forks, counts: list[int]) -> None:
+        await until(lambda: counts == [1])
+        checking = asyncio.ensure_future(pool.keep_healthy())
+        fake = forks.made[0]
+        loop = asyncio.get_running_loop()
+        fake.there.setblocking(False)
+        assert child_wire.decode(await loop.sock_recv(fake.there, 1000)) == Check()
+        with pool.starting():
+            child = pool.take().result()
+            pool.set_keep(0)  # no other is to come
+            child_wire.send(fake.there, Alive())
+            child_wire.send(fake.there, Serving(sent_s=0.0))
+            await asyncio.sleep(0.2)  # past the limit
+            assert child is fake.child
+            assert await child.receive() == Alive()
+            assert await child.receive() == Serving(sent_s=0.0)
+        assert killed == []
+        checking.cancel()
+
+    run(test)
+
+
+def test_one_that_has_answered_is_handed_out_before_one_that_has_not(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standbys, "_CHECK_EVERY_S", 0.01)
+
+    async def test(pool: Standbys, forks: Forks, counts: list[int]) -> None:
+        await until(lambda: counts == [1, 2])
+        checking = asyncio.ensure_future(pool.keep_healthy())
+        first, second = forks.made
+        loop = asyncio.get_running_loop()
+        second.there.setblocking(False)
+        assert child_wire.decode(await loop.sock_recv(second.there, 1000)) == Check()
+        child_wire.send(second.there, Alive())
+        await until(lambda: not pool._health.asked(second.child))
+        with pool.starting():
+            assert pool.take().result() is second.child
+            assert pool.take().result() is first.child
+        checking.cancel()
+
+    run(test, keep=2)

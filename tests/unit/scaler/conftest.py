@@ -192,6 +192,9 @@ class FakeFleet:
     async def prefetch(self, snapshot):
         self.prefetched.append(snapshot)
 
+    async def set_standbys(self, count):
+        self.standbys_kept = count
+
     async def watch_forever(self, queue):
         while True:
             change = await queue.get()
@@ -271,6 +274,7 @@ class House:
             wall=lambda: self.clock() + self.ahead_s,
             tick_s=3600.0,
             retry_s=0.01,
+            standbys=lambda: {"cpu": 2},
         )
 
     async def __aenter__(self):
