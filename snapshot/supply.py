@@ -60,7 +60,7 @@ class SnapshotSupply:
 
     async def seal(self, spec: FunctionSpec, progress: Callable[[float], None]) -> str:
         """Digest of the snapshot of the function's model, which is in the cache then; `progress`
-        gets 0.0 to 1.0.
+        gets 0.0 to 1.0, only 1.0 where it was there.
 
         Raises:
             SnapshotError: with the reason and what to do, for the user.
@@ -126,6 +126,7 @@ class SnapshotSupply:
     async def _pull(self, digest: str, progress: Callable[[float], None]) -> str | None:
         """Fetch from the store; why that was not possible, or None."""
         _log.info("fetching %s from %s", digest, self._store)
+        progress(0.0)
         try:
             await self._transfer("pull", digest, progress)
         except GlowplugError as error:

@@ -67,6 +67,8 @@ def test_removed_while_in_use_and_at_zero(start: StartServe, data: Path) -> None
         glowplug(data, "snapshots", "rm", digest)
         again = ask(client, "kept")  # it waits while the model is sealed again
         assert again.text == first.text
+        assert first.start_kind in ("snapshot", "cache")
+        assert again.start_kind == "cold"
         assert client.function("kept")["snapshot"] == digest
 
 
@@ -76,7 +78,9 @@ def test_a_flipped_bit_is_never_served(start: StartServe, data: Path) -> None:
         digest = deploy(client, "checked", idle_s=60)["snapshot"]
         weights = data / "cache" / digest / WEIGHTS
         flip(weights, weights.stat().st_size // 2)
-        assert "Paris" in ask(client, "checked").text
+        answer = ask(client, "checked")
+        assert "Paris" in answer.text
+        assert answer.start_kind == "cold"
         quarantined = data / "cache" / "quarantine" / digest
         assert "its bytes changed since it was sealed" in (quarantined / "reason.txt").read_text()
         function = client.function("checked")
@@ -103,7 +107,9 @@ def test_evicted_and_fetched_from_s3(start: StartServe, data: Path, s3_endpoint:
         digest = deploy(client, "shared", idle_s=60)["snapshot"]
         eventually(lambda: f"pushed {digest}" in server.log(), what="the snapshot is pushed")
         assert glowplug(data, "snapshots", "gc", "--limit", "0").startswith(f"{digest} evicted")
-        assert "Paris" in ask(client, "shared").text
+        answer = ask(client, "shared")
+        assert "Paris" in answer.text
+        assert answer.start_kind == "cold"
         assert f"fetching {digest}" in server.log()
         glowplug(data, "snapshots", "pin", digest)
         assert digest not in glowplug(data, "snapshots", "gc", "--limit", "0")
