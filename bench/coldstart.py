@@ -5,13 +5,13 @@
 
 One function on several `glowplug serve`: one keeps a standby, one does not, one lets its replica
 sleep, one has its snapshot only in S3 (moto's server on loopback, which needs the dev extra). Each
-round measures every tier (bench/tiers.py) once, in turn, each followed by a warm call. Times are the
-client's, from just before the request is sent to the first piece of content.
+round measures every tier (bench/tiers.py) once, in turn, each followed by a warm call. Times are
+the client's, from just before the request is sent to the first piece of content.
 
 The *limit* of a start is its bytes over the bandwidth with which this machine reads the weights
 sequentially, from memory, disk or S3, measured in the same run; the *ratio* is what the start takes
-over a warm call, over that limit. Peers get the same prompt and the same GGUF file; a peer's process
-is ready when its imports are done. `--large` takes random weights of 1.2 GB, not SmolLM2.
+over a warm call, over that limit. Peers get the same prompt and the same GGUF file; a peer's
+process is ready when its imports are done. `--large` takes random weights of 1.2 GB, not SmolLM2.
 """
 
 import argparse
@@ -59,6 +59,8 @@ def main() -> None:
         if (why := store.why_no_store()) is not None:
             skipped = {tier.name: why for tier in tiers if SERVERS[tier.server].store}
             tiers = tuple(tier for tier in tiers if tier.name not in skipped)
+        if not tiers:
+            raise SystemExit(f"no tier can be measured: {why or 'none has such a name'}")
         location = None
         if any(SERVERS[tier.server].store for tier in tiers):
             location = stack.enter_context(store.s3_on_loopback())

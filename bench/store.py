@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 from servers import child, free_port
 
+from snapshot.fetching import THREADS
 from snapshot.hashing import PIECE_BYTES
 from snapshot.manifest import WEIGHTS
 from snapshot.s3_location import S3Location
 from snapshot.s3_store import S3Store
-from snapshot.transfer import THREADS
 
 BUCKET = "bench"
 START_LIMIT_S = 60.0

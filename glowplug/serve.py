@@ -163,7 +163,8 @@ def _supply(settings: ServeSettings, cache: NodeCache) -> SnapshotSupply:
     if settings.store is not None:
         store = parse_location(settings.store, settings.store_endpoint)
     trusted = read_public_keys(settings.trust) if settings.trust else []
-    return SnapshotSupply(cache, ProcessSealer(cache), store=store, trusted=trusted)
+    sealer = ProcessSealer(cache, s3_endpoint=settings.store_endpoint)
+    return SnapshotSupply(cache, sealer, store=store, trusted=trusted)
 
 
 async def _forget_lost_snapshots(

@@ -24,7 +24,7 @@ class Piece:
     name: str  # of the file
     offset: int
     size: int
-    sha256: str
+    sha256: str | None  # None: not known yet
 
 
 class FileHasher:

@@ -32,24 +32,25 @@ from snapshot.weights_file import plan_weights
 
 
 def seal(
-    source: str,
+    source: str | Source,
     *,
     dtype: Dtype,
     quantization: Quantization = "none",
-    draft: str | None = None,
+    draft: str | Source | None = None,
     cache: NodeCache,
     progress: Callable[[float], None],
 ) -> str:
     """The digest of the source's snapshot, which is made unless it is in the cache already.
 
-    `draft` is a draft model's source, which is sealed into the same snapshot. The snapshot is made
-    in a temporary folder of the cache, synced, and renamed into place whole; after a failure
-    nothing of it is left. `progress` gets 0.0 to 1.0.
+    `source` is what find_source takes or gives; `draft` a draft model's, which is sealed into the
+    same snapshot. The snapshot is made in a temporary folder of the cache, synced, and renamed into
+    place whole; after a failure nothing of it is left. `progress` gets 0.0 to 1.0.
 
     Raises:
         SnapshotError: with the reason and what to do, for the user.
     """
-    found, found_draft = find_source(source), find_draft(draft)
+    found = find_source(source) if isinstance(source, str) else source
+    found_draft = draft if isinstance(draft, Source) else find_draft(draft)
     key = fingerprint(found, dtype, quantization, found_draft)
     try:
         cache.clean()
@@ -66,13 +67,15 @@ def seal(
                     progress=progress,
                 )
                 if fingerprint(found, dtype, quantization, found_draft) != key:
-                    raise SnapshotError(f"{source}: it changed while it was sealed; seal it again")
+                    raise SnapshotError(
+                        f"{found.text}: it changed while it was sealed; seal it again"
+                    )
                 digest = digest_of(manifest)
                 cache.put(folder, digest)
                 cache.record_sealed(key, digest)
     except OSError as error:
         place = error.filename or cache.root
-        raise SnapshotError(f"{place}: {error.strerror}; sealing {source} failed") from error
+        raise SnapshotError(f"{place}: {error.strerror}; sealing {found.text} failed") from error
     trim(cache, keep={digest})
     progress(1.0)
     return digest

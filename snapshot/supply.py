@@ -47,7 +47,8 @@ class SnapshotSupply:
         self._one_push = asyncio.Semaphore(1)
 
     async def check(self, spec: FunctionSpec) -> None:
-        """Look whether the function's model is there at all; costs some stats.
+        """Look whether the function's model is there at all; costs some stats, or a listing in
+        S3.
 
         Raises:
             SnapshotError: it is not, and no store may have its snapshot.
@@ -56,7 +57,7 @@ class SnapshotSupply:
             self._store is not None or await asyncio.to_thread(self._cache.holds, spec.digest)
         )
         if not may_be_fetched:
-            await self._sealer.recorded(spec)
+            await self._sealer.check(spec)
 
     async def seal(self, spec: FunctionSpec, progress: Callable[[float], None]) -> str:
         """Digest of the snapshot of the function's model, which is in the cache then; `progress`

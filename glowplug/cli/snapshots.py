@@ -23,7 +23,7 @@ app = typer.Typer(help="List, share, verify, pin and remove sealed snapshots.")
 def seal(
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="A folder, a .gguf file or package://PACKAGE/FILE."),
+        typer.Argument(metavar="SOURCE", help="A folder, a .gguf file, package://… or s3://…."),
     ],
     *,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
@@ -33,6 +33,7 @@ def seal(
     draft_model: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="A draft model to seal with it.")
     ] = None,
+    store_endpoint: StoreEndpoint = None,
     data: DataDir = DEFAULT_DATA,
     as_json: AsJson = False,
 ) -> None:
@@ -49,7 +50,8 @@ def seal(
     spec = parse_spec({"name": "seal", **model, **draft})
     cache = _cache(data)
     with progress(source) as update:
-        sealing = ProcessSealer(cache).seal(spec, lambda done: update("sealing", done))
+        sealer = ProcessSealer(cache, s3_endpoint=store_endpoint)
+        sealing = sealer.seal(spec, lambda done: update("sealing", done))
         digest = asyncio.run(sealing)
     folder = cache.path(digest)
     typer.echo(json.dumps({"digest": digest, "path": str(folder)}) if as_json else digest)

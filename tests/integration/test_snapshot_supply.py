@@ -3,10 +3,8 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import (
@@ -15,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
-from s3 import BUCKET, CREDENTIALS, moto_server
+from s3 import BUCKET
 from serving import MODEL, StartServe, ask, deploy, eventually, wait_for_state
 
 from glowplug.errors import Unavailable
@@ -87,16 +85,6 @@ def test_a_flipped_bit_is_never_served(start: StartServe, data: Path) -> None:
         assert function["snapshot"] == digest
         assert function["last_start_ms"]["verify"] > 0
     assert glowplug(data, "snapshots", "verify", digest) == f"{digest} is whole\n"
-
-
-@pytest.fixture
-def s3_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-    with moto_server() as port:
-        endpoint = f"http://127.0.0.1:{port}"
-        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
-        yield endpoint
 
 
 @pytest.mark.slow
