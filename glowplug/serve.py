@@ -171,14 +171,15 @@ async def _forget_lost_snapshots(
     registry: Registry, supply: SnapshotSupply, cache: NodeCache
 ) -> None:
     """Have those functions sealed again whose snapshot, or an adapter, was removed while no server
-    ran, or is not signed as it must be by now. In a cache with a limit a snapshot that is missing
-    was evicted, and comes back when it is called."""
+    ran, or is not signed as it must be by now. In a cache with a limit what is missing was evicted,
+    and comes back when it is called."""
+    evicts = cache.limit_bytes is not None
     for function in await registry.list():
         if function.snapshot is None:
             continue
         spec = function.spec
-        reason = _missing_adapter(function.adapters, cache)
-        if reason is None and (cache.limit_bytes is None or cache.has(function.snapshot)):
+        reason = None if evicts else _missing_adapter(function.adapters, cache)
+        if reason is None and (not evicts or cache.has(function.snapshot)):
             reason = supply.refusal(spec, function.snapshot)
         if reason is not None:
             log.warning("%s: sealing it again: %s", spec.name, reason)

@@ -263,7 +263,7 @@ class Reconciler:
         it is one too, so that a snapshot that stays broken comes to rest."""
         function, is_first = tracked.function, not tracked.recovering
         if function.snapshot is not None:
-            tracked.recovering = True
+            tracked.recovering = tracked.got = True
             self._update(tracked, replace(function, snapshot=None))
             self._forgetting.add(task := asyncio.create_task(self._forget_snapshot(function)))
             task.add_done_callback(self._forgetting.discard)

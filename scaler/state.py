@@ -28,7 +28,7 @@ class Tracked:
     context: tuple[str, int | None] = ("", None)  # a revision, and its replicas' max_context
     starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_KEPT))
     recovering: bool = False  # its snapshot was lost, and no replica has been ready since
-    got: bool = False  # its snapshot was fetched or sealed for the start that is wanted now
+    got: bool = False  # its snapshot was not here for the start that is wanted now
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ class Entry:
     unreleased: bool = False  # the fleet did not hear of the release: tell it again
     ready_at_s: float | None = None  # the scaler's clock
     told_to_sleep: bool = False  # since its function was last active
-    cold: bool = False  # its snapshot was fetched or sealed first, which its fleet does not know
+    cold: bool = False  # its snapshot was got first, which its fleet does not know
 
     @property
     def live(self) -> bool:

@@ -68,11 +68,13 @@ def _seal_adapters(cache: str, snapshot: str, *sources: str) -> dict[str, str]:
 
     torch.set_num_threads(1)
     store = AdapterStore(NodeCache(Path(cache)))
-    digests = {}
+    digests: dict[str, str] = {}
     for each in sources:
         name, _, source = each.partition("=")
         try:
-            digests[name] = seal_adapter(source, snapshot=snapshot, store=store)
+            digests[name] = seal_adapter(
+                source, snapshot=snapshot, store=store, keep=digests.values()
+            )
         except SnapshotError as error:
             raise type(error)(f"adapters.{name}: {error.message}") from None
     return digests

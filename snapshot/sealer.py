@@ -234,7 +234,9 @@ def _find_adapters(
     found = {}
     for name, source in sources.items():
         try:
-            found[name] = store.sealed(adapter_fingerprint(source, base))
+            digest = found[name] = store.sealed(adapter_fingerprint(source, base))
+            if digest is not None:  # it is needed now, and must not leave for those to be sealed
+                store.cache.touch(digest)
         except SnapshotError as error:
             raise type(error)(f"adapters.{name}: {error.message}") from None
     return found

@@ -56,6 +56,19 @@ def test_what_was_sealed_before_anybody_called_does_not(run):
     run(scenario)
 
 
+def test_who_waits_for_a_look_up_does_not(run):
+    async def scenario(house):
+        house.sealer.here = True
+        house.sealer.hold = asyncio.Event()
+        await house.deploy()
+        await house.report(queued=1, arrived=1)
+        house.sealer.hold.set()
+        await house.settle()
+        assert kinds(house) == [StartKind.SNAPSHOT]
+
+    run(scenario)
+
+
 def test_a_lost_snapshot_that_is_got_again(run):
     async def scenario(house):
         await house.deploy()
@@ -69,14 +82,14 @@ def test_a_lost_snapshot_that_is_got_again(run):
     run(scenario)
 
 
-def test_one_that_another_process_has_brought_back_meanwhile(run):
+def test_one_that_another_process_has_brought_back_was_not_there_either(run):
     async def scenario(house):
         await house.deploy()
         await house.report(queued=1, arrived=1)
         house.sealer.here = True
         await lose(house)
         await house.ready()
-        assert kinds(house) == [StartKind.SNAPSHOT]
+        assert kinds(house) == [StartKind.COLD]
 
     run(scenario)
 
