@@ -4,7 +4,7 @@
     ROOT/sources/FINGERPRINT    the digest that a source was sealed into
     ROOT/use/DIGEST             shared lock of those who use the snapshot; its mtime: the last use
     ROOT/pinned/DIGEST          there: the snapshot is not evicted
-    ROOT/partial/DIGEST/        a fetch that is not complete; the next one goes on with it
+    ROOT/partial/NAME/          half a fetch or sealing; the next one goes on with it
     ROOT/quarantine/DIGEST/     a snapshot that was found damaged, until the room is needed
     ROOT/limit                  how many bytes the cache may have; not there: no limit
     ROOT/locks/NAME             file locks: who seals, fetches or removes NAME
@@ -323,6 +323,20 @@ class NodeCache:
             finally:
                 _delete(path)
 
+    @contextmanager
+    def resumable(self, name: str) -> Iterator[Path]:
+        """partial/NAME, for this process alone, with what a killed one has left there.
+
+        Waits while another process has the same. Whatever is there at the end is deleted.
+        """
+        path = self.root / "partial" / name
+        with locked(self.fetch_lock(name)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                yield path
+            finally:
+                _delete(path)
+
     def clean(self) -> None:
         """Delete what processes that are gone left half-made."""
         for path in _children(self.root / "tmp"):
@@ -330,9 +344,9 @@ class NodeCache:
                 if free:
                     _delete(path)
 
-    def fetch_lock(self, digest: str) -> Path:
-        """Held by who fetches the snapshot into partial/DIGEST."""
-        return self.root / "locks" / f"fetch-{digest}"
+    def fetch_lock(self, name: str) -> Path:
+        """Held by who fetches or seals into partial/NAME."""
+        return self.root / "locks" / f"fetch-{name}"
 
     def use_lock(self, digest: str) -> Path:
         """Shared by those who use the snapshot, or the adapter, with this digest."""

@@ -54,7 +54,7 @@ class ProcessSealer:
     """Implements glowplug.contracts.Sealer.
 
     One child at a time; callers that ask for the same share one. When all of them
-    are cancelled the child is killed and what it made is deleted.
+    are cancelled the child is killed; the next sealing goes on with what it has made.
     """
 
     def __init__(self, cache: NodeCache, *, s3_endpoint: str | None = None) -> None:

@@ -159,4 +159,4 @@ def test_a_mistyped_model_fails_at_once_and_its_callers_are_told(
             wait_for_state(client, name, "failed")
             with pytest.raises(Unavailable, match=reason):
                 ask(client, name)
-    assert not list((server.data / "cache" / "tmp").iterdir())
+    assert not list((server.data / "cache" / "partial").iterdir())
