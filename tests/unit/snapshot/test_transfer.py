@@ -464,4 +464,4 @@ def test_sealing_on_a_full_disk(write_gguf: Callable[..., Any], tmp_path: Path) 
         with pytest.raises(SnapshotError, match="make room or remove snapshots"):
             seal(str(path), dtype="float32", cache=cache, progress=ignore)
         assert not cache.list()
-        assert not list((cache.root / "tmp").iterdir())
+        assert not list((cache.root / "partial").iterdir())
