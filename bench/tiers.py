@@ -17,6 +17,7 @@ from typing import Any, Literal
 from reading import drop, files_of, warm
 
 from glowplug.client import Client
+from snapshot.node_cache import NodeCache
 
 PROMPT = "What is the largest ocean on Earth? Answer in one sentence."
 FUNCTION = "coldstart"
@@ -47,7 +48,7 @@ class Tier:
     title: str
     server: str  # a key of SERVERS
     prepare: Callable[[House], None]  # to be in this tier, just before the call
-    bytes_from: Literal["memory", "disk"]
+    bytes_from: Literal["memory", "disk", "s3"]
     kind: str  # X-Start-Kind that the answer must have
 
 
@@ -84,6 +85,17 @@ def _at_zero_on_disk(house: House) -> None:
     drop(files_of(house.snapshot))
 
 
+def _in_s3_only(house: House) -> None:
+    wait_for_zero(house.client)
+    cache = NodeCache(house.snapshot.parent)
+    deadline_s = time.monotonic() + WAIT_LIMIT_S
+    while not cache.evict(house.snapshot.name):  # the replica is just ending
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"{house.snapshot.name} stays in use; cannot measure")
+        time.sleep(0.1)
+    time.sleep(SETTLE_S)
+
+
 def _without_fork_server(house: House) -> None:
     _at_zero(house)
     os.kill(_fork_server(house.data), signal.SIGKILL)
@@ -104,6 +116,7 @@ class Server:
 
     standbys: int = 1
     spec: dict[str, object]
+    store: bool = False  # with an S3 on loopback
 
 
 # Starts compute the whole prompt: its prefix is not kept from one replica to the next.
@@ -112,6 +125,7 @@ SERVERS = {
     "standby": Server(spec=_AT_ZERO_SOON),
     "bare": Server(standbys=0, spec=_AT_ZERO_SOON),
     "sleeping": Server(spec={"idle_s": 3600, "sleep_s": 0.2}),
+    "store": Server(spec={**_AT_ZERO_SOON, "start_timeout_s": 600}, store=True),
 }
 
 TIERS = (
@@ -162,6 +176,14 @@ TIERS = (
         prepare=_without_fork_server,
         bytes_from="memory",
         kind="cache",
+    ),
+    Tier(
+        name="only_in_s3",
+        title="standby, snapshot in S3 only",
+        server="store",
+        prepare=_in_s3_only,
+        bytes_from="s3",
+        kind="cold",
     ),
 )
 

@@ -264,7 +264,8 @@ class Sealer(Protocol):
         ...
 
     async def seal(self, spec: FunctionSpec, progress: Callable[[float], None]) -> str:
-        """Digest of the snapshot; idempotent. `progress` gets 0.0 to 1.0.
+        """Digest of the snapshot; idempotent. `progress` gets 0.0 to 1.0: only 1.0 where the
+        snapshot was in the cache, less first where it was fetched or sealed.
 
         Raises SnapshotError with the reason for the user.
         """

@@ -166,21 +166,23 @@ def _supply(settings: ServeSettings, cache: NodeCache) -> SnapshotSupply:
     if settings.store is not None:
         store = parse_location(settings.store, settings.store_endpoint)
     trusted = read_public_keys(settings.trust) if settings.trust else []
-    return SnapshotSupply(cache, ProcessSealer(cache), store=store, trusted=trusted)
+    sealer = ProcessSealer(cache, s3_endpoint=settings.store_endpoint)
+    return SnapshotSupply(cache, sealer, store=store, trusted=trusted)
 
 
 async def _forget_lost_snapshots(
     registry: Registry, supply: SnapshotSupply, cache: NodeCache
 ) -> None:
     """Have those functions sealed again whose snapshot, or an adapter, was removed while no server
-    ran, or is not signed as it must be by now. In a cache with a limit a snapshot that is missing
-    was evicted, and comes back when it is called."""
+    ran, or is not signed as it must be by now. In a cache with a limit what is missing was evicted,
+    and comes back when it is called."""
+    evicts = cache.limit_bytes is not None
     for function in await registry.list():
         if function.snapshot is None:
             continue
         spec = function.spec
-        reason = _missing_adapter(function.adapters, cache)
-        if reason is None and (cache.limit_bytes is None or cache.has(function.snapshot)):
+        reason = None if evicts else _missing_adapter(function.adapters, cache)
+        if reason is None and (not evicts or cache.has(function.snapshot)):
             reason = supply.refusal(spec, function.snapshot)
         if reason is not None:
             log.warning("%s: sealing it again: %s", spec.name, reason)

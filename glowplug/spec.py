@@ -26,6 +26,7 @@ from glowplug.schedule import MAX_SCHEDULES, Schedule, conflict, zone_of
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,63}")
 MAX_ADAPTERS = 128
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SOURCES = "a folder, a .gguf file, package://PACKAGE/FILE.gguf or s3://BUCKET/PREFIX"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 Dtype = Literal["bfloat16", "float32"]
@@ -58,7 +59,7 @@ class FunctionSpec(BaseModel):
     model: str = Field(
         pattern=r"\S",
         max_length=4096,
-        description="a folder, a .gguf file, or package://PACKAGE/FILE.gguf",
+        description="a folder, a .gguf file, package://PACKAGE/FILE.gguf or s3://BUCKET/PREFIX",
     )
     digest: str | None = Field(
         None, description="the snapshot that the model must be sealed into, or fetched as"
@@ -194,13 +195,10 @@ class FunctionSpec(BaseModel):
     def _model_is_a_source(cls, model: str) -> str:
         """What can be said of a source without looking: the rest is `find_source`'s."""
         if not model.strip() or not model.isprintable():
-            raise ValueError("give a folder, a .gguf file or package://PACKAGE/FILE.gguf")
+            raise ValueError(f"give {_SOURCES}")
         scheme = _SCHEME.match(model)
-        if scheme and scheme[1] != "package":
-            raise ValueError(
-                f"{scheme[0][:40]} is no kind of source; give a folder, a .gguf file or "
-                "package://PACKAGE/FILE.gguf"
-            )
+        if scheme and scheme[1] not in ("package", "s3"):
+            raise ValueError(f"{scheme[0][:40]} is no kind of source; give {_SOURCES}")
         if model.lower().endswith(_PICKLES):
             raise ValueError(
                 f"{model[:200]} is a Python pickle, which can run code when read; give a folder "
@@ -277,7 +275,7 @@ def parse_spec(data: Any) -> FunctionSpec:
         elif field == "accelerator" and first["type"] == "string_pattern_mismatch":
             message = "write auto, cpu, cuda or a GPU's name as nvidia-h200"
         elif field == "model" and first["type"] == "string_pattern_mismatch":
-            message = "is empty; name a folder, a .gguf file, or package://PACKAGE/FILE.gguf"
+            message = f"is empty; name {_SOURCES}"
         if not field:  # a model validator's message names its field itself
             field, _, message = message.partition(": ")
         raise InvalidSpec(f"{field}: {message}", param=field, code="invalid_spec") from None

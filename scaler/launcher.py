@@ -69,7 +69,7 @@ class Launcher:
             accelerator=spec.accelerator,
         )
         _log.info("%s: starting replica %s", spec.name, assignment.replica)
-        entry = self._state.replicas.expect(assignment, now_s=self._now())
+        entry = self._state.replicas.expect(assignment, now_s=self._now(), cold=tracked.got)
         entry.pending = self._spawn(self._assign(assignment))
 
     def sleep(self, entry: Entry) -> None:
@@ -236,6 +236,7 @@ class Launcher:
             if replica.revision == tracked.revision:
                 tracked.breaker = tracked.breaker.became_ready()
                 tracked.recovering = False
+                tracked.got = False
 
     def _gone(self, entry: Entry, reason: str, *, snapshot_lost: bool = False) -> None:
         replica, now_s = entry.replica, self._now()

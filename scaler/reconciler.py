@@ -71,6 +71,7 @@ class Reconciler:
             sealer=sealer,
             registry=registry,
             progress=self._seal_progress,
+            working=self._seal_works,
             sealed=self._sealed,
             retry_s=retry_s,
         )
@@ -152,6 +153,8 @@ class Reconciler:
 
     def _carry_out(self, tracked: Tracked, demand: Demand, now_s: float, *, why: str) -> None:
         snapshot = tracked.function.snapshot
+        if snapshot is not None and tracked.desired == 0:  # nobody has waited for it
+            tracked.got = False
         situation = rollout.Situation(
             revision=tracked.revision,
             sealed=snapshot is not None,
@@ -228,7 +231,7 @@ class Reconciler:
             elif function != tracked.function:
                 if function.updated_s != tracked.function.updated_s:  # deployed again: try again
                     tracked.breaker = Breaker()
-                    tracked.recovering = False
+                    tracked.recovering = tracked.got = False
                 sealed = function.snapshot is not None or function.failure is not None
                 if sealed or function.revision != tracked.revision:
                     tracked.sealing_progress = None
@@ -257,7 +260,7 @@ class Reconciler:
         it is one too, so that a snapshot that stays broken comes to rest."""
         function, is_first = tracked.function, not tracked.recovering
         if function.snapshot is not None:
-            tracked.recovering = True
+            tracked.recovering = tracked.got = True
             self._update(tracked, replace(function, snapshot=None))
             self._forgetting.add(task := asyncio.create_task(self._forget_snapshot(function)))
             task.add_done_callback(self._forgetting.discard)
@@ -271,6 +274,10 @@ class Reconciler:
         except Exception:  # the next start fails in the same way, and this is tried again
             _log.exception("%s: the registry did not forget its lost snapshot", spec.name)
             self._registry_changed.set()
+
+    def _seal_works(self, name: str) -> None:
+        if name in self._state.functions:
+            self._state.functions[name].got = True
 
     def _seal_progress(self, name: str, done: float) -> None:
         if name in self._state.functions:

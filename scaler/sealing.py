@@ -37,14 +37,17 @@ class Sealing:
         sealer: Sealer,
         registry: Registry,
         progress: Callable[[str, float], None],
+        working: Callable[[str], None],
         sealed: Callable[[FunctionSpec, Outcome], None],
         retry_s: float,
     ) -> None:
-        """`progress(function, 0.0 to 1.0)`; `sealed(spec, outcome)` once it is recorded. `retry_s`
-        is the first wait after an unexpected error."""
+        """`progress(function, 0.0 to 1.0)`; `working(function)` when its snapshot is not here but
+        has to be fetched or sealed; `sealed(spec, outcome)` once it is recorded. `retry_s` is the
+        first wait after an unexpected error."""
         self._sealer = sealer
         self._registry = registry
         self._progress = progress
+        self._working = working
         self._sealed = sealed
         self._retry_s = retry_s
         self._turn = asyncio.Lock()  # sealing takes much memory and I/O
@@ -110,6 +113,8 @@ class Sealing:
 
         def progress(done: float) -> None:
             if self._tasks.get(spec.name, ("", None))[0] == spec.revision:  # not dropped meanwhile
+                if done < 1.0:
+                    self._working(spec.name)
                 self._progress(spec.name, min(1.0, max(0.0, done)))
 
         attempt = 1

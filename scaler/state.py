@@ -28,6 +28,7 @@ class Tracked:
     context: tuple[str, int | None] = ("", None)  # a revision, and its replicas' max_context
     starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_KEPT))
     recovering: bool = False  # its snapshot was lost, and no replica has been ready since
+    got: bool = False  # its snapshot was not here for the start that is wanted now
 
     @property
     def name(self) -> str:
@@ -62,6 +63,7 @@ class Entry:
     unreleased: bool = False  # the fleet did not hear of the release: tell it again
     ready_at_s: float | None = None  # the scaler's clock
     told_to_sleep: bool = False  # since its function was last active
+    cold: bool = False  # its snapshot was got first, which its fleet does not know
 
     @property
     def live(self) -> bool:
@@ -97,8 +99,9 @@ class ReplicaTable:
     def __iter__(self) -> Iterator[Entry]:
         return iter(list(self._entries.values()))
 
-    def expect(self, assignment: Assignment, *, now_s: float) -> Entry:
-        """Add a replica that is about to be asked for; it counts as starting from now on."""
+    def expect(self, assignment: Assignment, *, now_s: float, cold: bool) -> Entry:
+        """Add a replica that is about to be asked for; it counts as starting from now on. `cold`:
+        its snapshot had to be fetched or sealed first."""
         replica = Replica(
             id=assignment.replica,
             function=assignment.function,
@@ -108,7 +111,9 @@ class ReplicaTable:
             capacity=assignment.max_seqs,
             start_kind=StartKind.SNAPSHOT,
         )
-        return self._add(replica, now_s)
+        entry = self._add(replica, now_s)
+        entry.cold = cold
+        return entry
 
     def adopt(self, replica: Replica, *, now_s: float) -> Entry:
         """Add a replica that runs already."""
@@ -121,7 +126,7 @@ class ReplicaTable:
         """Take over the fleet's view; False when it is older than ours and so ignored."""
         if _ORDER.index(replica.state) < _ORDER.index(entry.replica.state):
             return False
-        entry.replica = replica
+        entry.replica = replace(replica, start_kind=StartKind.COLD) if entry.cold else replica
         if entry.ready and entry.ready_at_s is None:
             entry.ready_at_s = now_s
         return True

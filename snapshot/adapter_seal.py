@@ -6,6 +6,7 @@ only looked at, never written: adding an adapter to a function leaves it as it i
 
 import hashlib
 import os
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -23,13 +24,17 @@ from snapshot.adapter_layout import (
 from snapshot.adapter_source import AdapterCheckpoint, open_adapter
 from snapshot.adapter_store import AdapterStore, adapter_fingerprint
 from snapshot.durable import sync_folder
+from snapshot.eviction import make_room
 from snapshot.model_config import ModelConfig
 
 _ARCHITECTURES = ("llama",)  # whose projections are layout.py's
 
 
-def seal_adapter(source: str, *, snapshot: str, store: AdapterStore) -> str:
-    """The digest of the source's adapter, which is made unless it is in the cache already.
+def seal_adapter(
+    source: str, *, snapshot: str, store: AdapterStore, keep: Collection[str] = ()
+) -> str:
+    """The digest of the source's adapter, which is made unless it is in the cache already. `keep`:
+    the digests of others that must not leave the cache for it, nor the model's snapshot.
 
     Raises:
         SnapshotError: with the reason and what to do, for the user.
@@ -48,20 +53,36 @@ def seal_adapter(source: str, *, snapshot: str, store: AdapterStore) -> str:
             if digest is None:
                 folder = Path(source).expanduser().absolute()
                 with open_adapter(folder, config) as checkpoint:
-                    digest = _write(path, checkpoint, config, base.dtype)
+                    digest = _write(
+                        path,
+                        checkpoint,
+                        config,
+                        base.dtype,
+                        make_room=lambda size: make_room(store.cache, size, keep={snapshot, *keep}),
+                    )
                 if adapter_fingerprint(source, base) != key:
                     raise SnapshotError(f"{source}: it changed while it was sealed; deploy again")
                 store.folder.mkdir(parents=True, exist_ok=True)
+                store.cache.touch(digest)  # before others can take it for long unused
                 path.rename(store.folder / f"{digest}.safetensors")
                 sync_folder(store.folder)
                 store.record(key, digest)
+            else:
+                store.cache.touch(digest)
     except OSError as error:
         place = error.filename or store.folder
         raise SnapshotError(f"{place}: {error.strerror}; sealing {source} failed") from error
     return digest
 
 
-def _write(path: Path, checkpoint: AdapterCheckpoint, config: ModelConfig, dtype: Dtype) -> str:
+def _write(
+    path: Path,
+    checkpoint: AdapterCheckpoint,
+    config: ModelConfig,
+    dtype: Dtype,
+    *,
+    make_room: Callable[[int], object],
+) -> str:
     """Write the file, synced to disk; its digest."""
     parts_of = adapted_parts(config)
     ranks = {
@@ -83,6 +104,7 @@ def _write(path: Path, checkpoint: AdapterCheckpoint, config: ModelConfig, dtype
     plan = plan_adapter(manifest)
     if len(plan.header) > MAX_HEADER_BYTES:
         raise SnapshotError(f"{checkpoint.name}: too many layers for an adapter")
+    make_room(plan.size_bytes)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     sha256 = hashlib.sha256()
     with path.open("xb") as file:

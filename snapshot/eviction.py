@@ -1,8 +1,8 @@
 """What leaves the node cache when it is full, and when it is full.
 
 First what serves nobody: quarantined snapshots and fetches that were given up. Then, in a cache
-with a limit, snapshots, the longest unused first. One that is pinned or in use never leaves.
-Without a limit no snapshot is evicted: what cannot be written is refused.
+with a limit, snapshots and adapters, the longest unused first. One that is pinned or in use never
+leaves. Without a limit none is evicted: what cannot be written is refused.
 
 Called in the processes that write into the cache, before and after. No torch.
 """
@@ -10,10 +10,11 @@ Called in the processes that write into the cache, before and after. No torch.
 import os
 import shutil
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glowplug.errors import SnapshotError
+from snapshot.adapter_store import AdapterStore
 from snapshot.locks import try_locked
 from snapshot.node_cache import DIGEST, NodeCache
 
@@ -22,12 +23,13 @@ _RESERVE_BYTES = 1 << 30  # of the disk, left to others; a twentieth of it where
 
 @dataclass(frozen=True, kw_only=True)
 class Resident:
-    """A snapshot in the cache, to the policy."""
+    """A snapshot or an adapter in the cache, to the policy."""
 
     digest: str
     size_bytes: int
     last_used_s: float
     pinned: bool = False
+    is_adapter: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,7 @@ class Collected:
     """What was deleted."""
 
     snapshots: Sequence[str]
+    adapters: Sequence[str]
     freed_bytes: int
 
 
@@ -73,12 +76,12 @@ def collect_garbage(cache: NodeCache, *, limit_bytes: int | None = None) -> Coll
     limit = cache.limit_bytes if limit_bytes is None else limit_bytes
     evicted = _collect(cache, 0, limit_bytes=limit, keep=())
     freed = max(0, before - used_bytes(cache.root))
-    return Collected(snapshots=evicted.snapshots, freed_bytes=freed)
+    return replace(evicted, freed_bytes=freed)
 
 
 def residents(cache: NodeCache) -> list[Resident]:
-    """Every snapshot of the cache, damaged ones too."""
-    return [
+    """Every snapshot and adapter of the cache, damaged ones too."""
+    snapshots = [
         Resident(
             digest=folder.name,
             size_bytes=used_bytes(folder),
@@ -88,25 +91,42 @@ def residents(cache: NodeCache) -> list[Resident]:
         for folder in _folders(cache.root)
         if DIGEST.fullmatch(folder.name)
     ]
+    store = AdapterStore(cache)
+    adapters = [
+        Resident(
+            digest=digest,
+            size_bytes=_disk_bytes(store.folder / f"{digest}.safetensors"),
+            last_used_s=store.last_used_s(digest),
+            pinned=cache.is_pinned(digest),
+            is_adapter=True,
+        )
+        for digest in store.digests()
+    ]
+    return snapshots + adapters
 
 
 def used_bytes(folder: Path) -> int:
     """What a folder takes on its disk; what disappears meanwhile does not count."""
-    total = 0
-    for parent, _, names in os.walk(folder):  # passes over folders that it cannot read
-        for name in names:
-            try:
-                total += Path(parent, name).lstat().st_blocks * 512
-            except OSError:
-                continue
-    return total
+    return sum(
+        _disk_bytes(Path(parent, name))
+        for parent, _, names in os.walk(folder)  # passes over folders that it cannot read
+        for name in names
+    )
+
+
+def _disk_bytes(path: Path) -> int:
+    try:
+        return path.lstat().st_blocks * 512
+    except OSError:
+        return 0
 
 
 def _collect(
     cache: NodeCache, needed_bytes: int, *, limit_bytes: int | None, keep: Collection[str]
 ) -> Collected:
     excess = _excess_bytes(cache, needed_bytes, limit_bytes)
-    freed, evicted = 0, []
+    freed = 0
+    evicted: list[Resident] = []
     for path in _useless(cache, keep=keep):
         if freed >= excess:
             break
@@ -117,10 +137,15 @@ def _collect(
         for resident in eviction_order(residents(cache), keep=keep):
             if freed >= excess:
                 break
-            if cache.evict(resident.digest):
+            holder = AdapterStore(cache) if resident.is_adapter else cache
+            if holder.evict(resident.digest):
                 freed += resident.size_bytes
-                evicted.append(resident.digest)
-    return Collected(snapshots=evicted, freed_bytes=freed)
+                evicted.append(resident)
+    return Collected(
+        snapshots=[each.digest for each in evicted if not each.is_adapter],
+        adapters=[each.digest for each in evicted if each.is_adapter],
+        freed_bytes=freed,
+    )
 
 
 def _excess_bytes(cache: NodeCache, needed_bytes: int, limit_bytes: int | None) -> int:
@@ -141,7 +166,7 @@ def _why(cache: NodeCache, needed_bytes: int) -> str:
         return (
             f"{cache.root}: {_mib(needed_bytes)} more do not fit the cache's limit of "
             f"{_mib(limit)}: the other {_mib(used_bytes(cache.root))} are pinned or in use; raise "
-            "--cache-limit or unpin snapshots"
+            "--cache-limit or unpin some"
         )
     free = shutil.disk_usage(_existing(cache.root)).free
     return (

@@ -6,7 +6,7 @@ a small one. Each has a SHA-256 of its own in the manifest, beside the whole fil
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ class Piece:
     name: str  # of the file
     offset: int
     size: int
-    sha256: str
+    sha256: str | None  # None: not known yet
 
 
 class FileHasher:
@@ -47,6 +47,18 @@ class FileHasher:
             view = view[room:]
             if self._size % PIECE_BYTES == 0:
                 self._end_piece()
+
+    def copy(self) -> "FileHasher":
+        """Another that has got the same bytes."""
+        other = FileHasher()
+        other._size, other._pieces = self._size, self._pieces.copy()
+        other._whole, other._piece = self._whole.copy(), self._piece.copy()
+        return other
+
+    @property
+    def whole_pieces(self) -> Sequence[str]:
+        """The SHA-256 of each piece of PIECE_BYTES that is complete."""
+        return self._pieces
 
     def entry(self) -> FileEntry:
         """What the manifest says of the file."""

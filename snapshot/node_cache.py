@@ -4,7 +4,7 @@
     ROOT/sources/FINGERPRINT    the digest that a source was sealed into
     ROOT/use/DIGEST             shared lock of those who use the snapshot; its mtime: the last use
     ROOT/pinned/DIGEST          there: the snapshot is not evicted
-    ROOT/partial/DIGEST/        a fetch that is not complete; the next one goes on with it
+    ROOT/partial/NAME/          half a fetch or sealing; the next one goes on with it
     ROOT/quarantine/DIGEST/     a snapshot that was found damaged, until the room is needed
     ROOT/limit                  how many bytes the cache may have; not there: no limit
     ROOT/locks/NAME             file locks: who seals, fetches or removes NAME
@@ -105,7 +105,7 @@ class NodeCache:
                     created_s=created_s,
                     last_used_s=self.last_used_s(folder.name),
                     pinned=self.is_pinned(folder.name),
-                    users=tuple(holders(self._use(folder.name))),
+                    users=tuple(holders(self.use_lock(folder.name))),
                 )
             )
         return sorted(found, key=lambda snapshot: -snapshot.created_s)
@@ -131,18 +131,18 @@ class NodeCache:
             NotFound: no such snapshot on this node.
         """
         self.path(digest)
-        with shared(self._use(digest)) as descriptor:
+        with shared(self.use_lock(digest)) as descriptor:
             os.utime(descriptor)  # the last use, for eviction
             yield self.path(digest)  # it may have been removed before the lock was ours
 
     def touch(self, digest: str) -> None:
         """Count this moment as the snapshot's last use."""
-        with shared(self._use(digest)) as descriptor:
+        with shared(self.use_lock(digest)) as descriptor:
             os.utime(descriptor)
 
     def last_used_s(self, digest: str) -> float:
         """Unix time; of its sealing where it was never used. 0.0 when it is gone."""
-        for path in (self._use(digest), self.root / digest):
+        for path in (self.use_lock(digest), self.root / digest):
             try:
                 return path.stat().st_mtime
             except OSError:
@@ -152,14 +152,21 @@ class NodeCache:
     def pin(self, digest: str) -> None:
         """Never evict this snapshot. Raises NotFound."""
         self.path(digest)
-        pinned = self.root / "pinned"
-        pinned.mkdir(exist_ok=True)
-        (pinned / digest).touch()
+        self.mark_pinned(digest, True)
 
     def unpin(self, digest: str) -> None:
         """Let it be evicted again. Raises NotFound."""
         self.path(digest)
-        (self.root / "pinned" / digest).unlink(missing_ok=True)
+        self.mark_pinned(digest, False)
+
+    def mark_pinned(self, digest: str, pinned: bool) -> None:
+        """Of a snapshot or an adapter, whether or not it is here."""
+        mark = self.root / "pinned" / digest
+        if pinned:
+            mark.parent.mkdir(exist_ok=True)
+            mark.touch()
+        else:
+            mark.unlink(missing_ok=True)
 
     def is_pinned(self, digest: str) -> bool:
         """Whether it is never evicted."""
@@ -176,20 +183,24 @@ class NodeCache:
         if not DIGEST.fullmatch(digest) or not folder.is_dir():
             raise _not_found(digest)
         if not self.evict(digest):  # damaged ones too
-            pids = ", ".join(map(str, holders(self._use(digest)))) or "unknown"
+            pids = ", ".join(map(str, holders(self.use_lock(digest)))) or "unknown"
             raise Conflict(
                 f"the snapshot {digest} is in use (by process {pids}); delete or change the "
                 "functions that run from it, or wait until they are at zero"
             )
-        (self.root / "pinned" / digest).unlink(missing_ok=True)
-        for entry in _children(self.root / "sources"):
+        self.forget(digest, self.root / "sources")
+
+    def forget(self, digest: str, sources: Path) -> None:
+        """Delete its pin, and what is recorded in this folder as sealed into it."""
+        self.mark_pinned(digest, False)
+        for entry in _children(sources):
             if _read_text(entry) == digest:
                 entry.unlink(missing_ok=True)
 
     def evict(self, digest: str) -> bool:
         """Delete a snapshot unless it is in use; whether it is gone. What its sources were sealed
         into stays known, so that it can be fetched again."""
-        with self.workplace(f"remove-{digest}") as trash, try_locked(self._use(digest)) as free:
+        with self.workplace(f"remove-{digest}") as trash, try_locked(self.use_lock(digest)) as free:
             if not free:
                 return False
             with suppress(FileNotFoundError):  # another process was faster
@@ -198,18 +209,28 @@ class NodeCache:
 
     def quarantine(self, digest: str, reason: str) -> None:
         """Take a damaged snapshot out of the way at once. Replicas that have it mapped keep it."""
-        folder = self.root / "quarantine" / digest
-        with self.workplace(f"quarantine-{digest}"):
+        self.set_aside(self.root / digest, reason, what=f"snapshot {digest}")
+
+    def set_aside(self, path: Path, reason: str, *, what: str) -> None:
+        """Move a damaged folder or file into quarantine/, with the reason."""
+        folder = self.root / "quarantine" / path.stem
+        with self.workplace(f"quarantine-{path.stem}"):
+            if not path.exists():  # another process was faster
+                return
             folder.parent.mkdir(exist_ok=True)
             _delete(folder)  # an older one
             try:
-                (self.root / digest).rename(folder)
+                if path.is_dir():
+                    path.rename(folder)
+                else:
+                    folder.mkdir()
+                    path.rename(folder / path.name)
                 (folder / "reason.txt").write_text(reason + "\n")
             except FileNotFoundError:  # another process was faster
                 return
             except OSError as error:  # a full disk: out of the way is what counts
                 _log.warning("%s: %s", folder, error.strerror)
-        _log.error("snapshot %s is in quarantine: %s", digest, reason)
+        _log.error("%s is in quarantine: %s", what, reason)
 
     def put(self, folder: Path, digest: str) -> None:
         """Move a complete, synced snapshot into place; one that is there and whole stays.
@@ -302,6 +323,20 @@ class NodeCache:
             finally:
                 _delete(path)
 
+    @contextmanager
+    def resumable(self, name: str) -> Iterator[Path]:
+        """partial/NAME, for this process alone, with what a killed one has left there.
+
+        Waits while another process has the same. Whatever is there at the end is deleted.
+        """
+        path = self.root / "partial" / name
+        with locked(self.fetch_lock(name)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                yield path
+            finally:
+                _delete(path)
+
     def clean(self) -> None:
         """Delete what processes that are gone left half-made."""
         for path in _children(self.root / "tmp"):
@@ -309,11 +344,12 @@ class NodeCache:
                 if free:
                     _delete(path)
 
-    def fetch_lock(self, digest: str) -> Path:
-        """Held by who fetches the snapshot into partial/DIGEST."""
-        return self.root / "locks" / f"fetch-{digest}"
+    def fetch_lock(self, name: str) -> Path:
+        """Held by who fetches or seals into partial/NAME."""
+        return self.root / "locks" / f"fetch-{name}"
 
-    def _use(self, digest: str) -> Path:
+    def use_lock(self, digest: str) -> Path:
+        """Shared by those who use the snapshot, or the adapter, with this digest."""
         return self.root / "use" / digest
 
 

@@ -26,6 +26,11 @@ class S3Location:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
 
+def is_s3(text: str) -> bool:
+    """Whether a model's source is meant to be in S3."""
+    return text.startswith("s3://")
+
+
 def parse_location(text: str, endpoint_url: str | None = None) -> S3Location:
     """The location that an address names.
 

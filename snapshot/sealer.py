@@ -7,17 +7,22 @@ torch. A model that is sealed already is found without a child, by a few stats.
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from glowplug.errors import SnapshotError
+from glowplug.errors import NotFound, SnapshotError
 from glowplug.spec import Dtype, FunctionSpec, Quantization
 from snapshot.adapter_store import AdapterStore, adapter_fingerprint
 from snapshot.child_job import JobCrashed, run_job
-from snapshot.draft import find_draft
+from snapshot.draft import about_draft
 from snapshot.node_cache import NodeCache
-from snapshot.source import find_source, fingerprint
+from snapshot.s3_location import is_s3
+from snapshot.source import Source, find_source, fingerprint
+
+_LISTING_HOLDS_S = 10.0  # for the look-up and the sealing that follow a check
 
 _log = logging.getLogger("glowplug.snapshot")
 
@@ -49,13 +54,18 @@ class ProcessSealer:
     """Implements glowplug.contracts.Sealer.
 
     One child at a time; callers that ask for the same share one. When all of them
-    are cancelled the child is killed and what it made is deleted.
+    are cancelled the child is killed; the next sealing goes on with what it has made.
     """
 
-    def __init__(self, cache: NodeCache) -> None:
+    def __init__(self, cache: NodeCache, *, s3_endpoint: str | None = None) -> None:
+        """`s3_endpoint`: the S3-compatible service that s3:// sources are in; None: as boto3 is
+        configured."""
         self._cache = cache
+        self._s3_endpoint = s3_endpoint
+        self._listed: dict[str, tuple[float, Source]] = {}  # of s3:// sources, when and what
         self._jobs: dict[_Wanted, _Job] = {}
         self._one_at_a_time = asyncio.Semaphore(1)
+        self._few_listings = asyncio.Semaphore(4)  # each is a process
 
     async def seal(self, spec: FunctionSpec, progress: Callable[[float], None]) -> str:
         """Digest of the snapshot of the function's model; `progress` gets 0.0 to 1.0.
@@ -107,7 +117,8 @@ class ProcessSealer:
     ) -> str:
         """As `seal`, for a source that belongs to no function."""
         wanted = _Wanted(source, dtype, quantization, draft)
-        digest = await asyncio.to_thread(self._find, wanted)
+        fingerprint = await self._fingerprint(wanted)
+        digest = await asyncio.to_thread(self._cache.sealed, fingerprint)
         if digest is not None:
             progress(1.0)
             return digest
@@ -129,15 +140,48 @@ class ProcessSealer:
         Raises:
             SnapshotError: there is no such model.
         """
-        wanted = _Wanted(spec.model, spec.dtype, spec.quantization, spec.draft_model)
-        return await asyncio.to_thread(lambda: self._cache.recorded(self._fingerprint(wanted)))
+        fingerprint = await self._fingerprint(_wanted(spec))
+        return await asyncio.to_thread(self._cache.recorded, fingerprint)
 
-    def _fingerprint(self, wanted: _Wanted) -> str:
-        source, draft = find_source(wanted.source), find_draft(wanted.draft)
-        return fingerprint(source, wanted.dtype, wanted.quantization, draft)
+    async def check(self, spec: FunctionSpec) -> None:
+        """Look whether there is such a model, now. Raises SnapshotError: there is none."""
+        self._listed.clear()
+        await self._fingerprint(_wanted(spec))
 
-    def _find(self, wanted: _Wanted) -> str | None:
-        return self._cache.sealed(self._fingerprint(wanted))
+    async def _fingerprint(self, wanted: _Wanted) -> str:
+        source, draft = await self._find(wanted.source), None
+        if wanted.draft is not None:
+            with about_draft():
+                draft = await self._find(wanted.draft)
+        return await asyncio.to_thread(
+            fingerprint, source, wanted.dtype, wanted.quantization, draft
+        )
+
+    async def _find(self, text: str) -> Source:
+        """The source, as it is now; in S3 as it was a few seconds ago. Raises SnapshotError."""
+        if not is_s3(text):
+            return await asyncio.to_thread(find_source, text)
+        at_s, source = self._listed.get(text, (-math.inf, None))
+        now_s = asyncio.get_running_loop().time()
+        if source is None or now_s - at_s > _LISTING_HOLDS_S:
+            source = await self._list(text)
+            self._listed[text] = (now_s, source)
+        return source
+
+    async def _list(self, text: str) -> Source:
+        endpoint = [self._s3_endpoint] if self._s3_endpoint else []
+        try:
+            async with self._few_listings:
+                found = await run_job("snapshot.source_process", [text, *endpoint], ignore)
+        except JobCrashed as error:
+            cause, errors = error.args
+            _log.error("listing %s failed: %s\n%s", text, cause, errors)
+            raise SnapshotError(f"{text}: it could not be listed, {cause}") from None
+        except NotFound as error:
+            raise SnapshotError(error.message) from None
+        return Source(
+            text=found["text"], kind=found["kind"], path=Path(), identity=found["identity"]
+        )
 
     def _start(self, wanted: _Wanted) -> _Job:
         def report(fraction: float) -> None:
@@ -153,7 +197,8 @@ class ProcessSealer:
             del self._jobs[wanted]
 
     async def _run(self, wanted: _Wanted, report: Callable[[float], None]) -> str:
-        arguments = [argument for argument in wanted if argument is not None]
+        endpoint = ["--s3-endpoint", self._s3_endpoint] if self._s3_endpoint else []
+        arguments = [*endpoint, *(argument for argument in wanted if argument is not None)]
         return str((await self._child(arguments, wanted.source, report))["digest"])
 
     async def _child(
@@ -173,6 +218,10 @@ class ProcessSealer:
                     await asyncio.to_thread(self._cache.clean)
 
 
+def _wanted(spec: FunctionSpec) -> _Wanted:
+    return _Wanted(spec.model, spec.dtype, spec.quantization, spec.draft_model)
+
+
 def ignore(_fraction: float) -> None:
     """For sealing whose progress nobody follows."""
 
@@ -185,7 +234,9 @@ def _find_adapters(
     found = {}
     for name, source in sources.items():
         try:
-            found[name] = store.sealed(adapter_fingerprint(source, base))
+            digest = found[name] = store.sealed(adapter_fingerprint(source, base))
+            if digest is not None:  # it is needed now, and must not leave for those to be sealed
+                store.cache.touch(digest)
         except SnapshotError as error:
             raise type(error)(f"adapters.{name}: {error.message}") from None
     return found

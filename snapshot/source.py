@@ -1,7 +1,7 @@
 """Find a model source and tell cheaply whether it was sealed before. No torch, nothing parsed.
 
 A source is a Hugging Face folder, a GGUF file, or `package://PACKAGE/FILE.gguf`, a file inside an
-installed Python package (whose code is not run).
+installed Python package (whose code is not run). Sources in S3 are found by s3_source.py.
 """
 
 import hashlib
@@ -33,6 +33,7 @@ class Source:
     text: str  # as the user wrote it, but an absolute path; goes into the manifest
     kind: Literal["huggingface", "gguf"]
     path: Path  # the folder or the file
+    identity: str | None = None  # changes with its contents; None: as its files' stats do
 
     def files(self) -> list[Path]:
         """Every file that the model could be read from."""
@@ -59,7 +60,7 @@ def find_source(text: str) -> Source:
                 )
             return Source(text=str(path), kind="huggingface", path=path)
         if path.is_file():
-            return _file_source(text, path)
+            return file_source(text, path)
         if path.exists():
             raise UnsupportedModel(f"{text}: neither a file nor a folder")
     except OSError as error:
@@ -81,7 +82,7 @@ def fingerprint(
         UnsupportedModel: a folder with too many files to be a model's.
     """
     try:
-        paths = source.files()
+        paths = source.files() if source.identity is None else []
         if len(paths) > _MAX_FILES:
             raise UnsupportedModel(f"{source.text}: over {_MAX_FILES} files; give a model's folder")
         stats = [(str(path.resolve()), path.stat()) for path in paths]
@@ -94,12 +95,15 @@ def fingerprint(
         "version": (SEAL_VERSION, FORMAT),
         "files": [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats],
     }
+    if source.identity is not None:
+        key["identity"] = source.identity
     if draft is not None:
         key["draft"] = fingerprint(draft, dtype, quantization)
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 
-def _file_source(text: str, path: Path) -> Source:
+def file_source(text: str, path: Path) -> Source:
+    """The source that a file is. Raises UnsupportedModel."""
     suffix = path.suffix.lower()
     if suffix in PICKLE_SUFFIXES:
         raise UnsupportedModel(
@@ -120,8 +124,8 @@ def _file_source(text: str, path: Path) -> Source:
 def _local_path(text: str) -> Path:
     if _SCHEME.match(text):
         raise UnsupportedModel(
-            f"{text}: this kind of source is not supported; give a folder, a .gguf file, or "
-            "package://PACKAGE/FILE.gguf"
+            f"{text}: this kind of source is not supported; give a folder, a .gguf file, "
+            "package://PACKAGE/FILE.gguf or s3://BUCKET/PREFIX"
         )
     if not text or "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
         raise SnapshotError("the model source is empty or no text; give a folder or a .gguf file")

@@ -47,7 +47,8 @@ class SnapshotSupply:
         self._one_push = asyncio.Semaphore(1)
 
     async def check(self, spec: FunctionSpec) -> None:
-        """Look whether the function's model is there at all; costs some stats.
+        """Look whether the function's model is there at all; costs some stats, or a listing in
+        S3.
 
         Raises:
             SnapshotError: it is not, and no store may have its snapshot.
@@ -56,11 +57,11 @@ class SnapshotSupply:
             self._store is not None or await asyncio.to_thread(self._cache.holds, spec.digest)
         )
         if not may_be_fetched:
-            await self._sealer.recorded(spec)
+            await self._sealer.check(spec)
 
     async def seal(self, spec: FunctionSpec, progress: Callable[[float], None]) -> str:
         """Digest of the snapshot of the function's model, which is in the cache then; `progress`
-        gets 0.0 to 1.0.
+        gets 0.0 to 1.0, only 1.0 where it was there.
 
         Raises:
             SnapshotError: with the reason and what to do, for the user.
@@ -126,6 +127,7 @@ class SnapshotSupply:
     async def _pull(self, digest: str, progress: Callable[[float], None]) -> str | None:
         """Fetch from the store; why that was not possible, or None."""
         _log.info("fetching %s from %s", digest, self._store)
+        progress(0.0)
         try:
             await self._transfer("pull", digest, progress)
         except GlowplugError as error:

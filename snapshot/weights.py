@@ -1,6 +1,7 @@
 """Write `weights.safetensors`: fuse, convert, lay out and hash a checkpoint's tensors in one pass.
 
-Called by seal.py, which has made room. At most one sealed tensor is in memory at a time.
+Called by seal.py, which has made room. At most one sealed tensor is in memory at a time. What a
+killed sealing has written is not made again (seal_journal.py).
 """
 
 import os
@@ -13,10 +14,10 @@ from glowplug.errors import CorruptSnapshot
 from glowplug.spec import Dtype, Quantization
 from snapshot.block_writer import BlockWriter
 from snapshot.checkpoint import Checkpoint
-from snapshot.hashing import FileHasher
 from snapshot.layout import Bits, part_shapes
 from snapshot.manifest import FileEntry
 from snapshot.quantization import Codes, pack, quantize
+from snapshot.seal_journal import resumed
 from snapshot.weights_file import plan_weights
 
 _WRITE_BYTES = 1 << 22
@@ -28,11 +29,13 @@ def write_weights(
     path: Path,
     checkpoint: Checkpoint,
     *,
+    journal: Path,
     dtype: Dtype,
     quantization: Quantization,
     progress: Callable[[float], None],
 ) -> FileEntry:
     """Write the file (synced to disk) and return its size and SHA-256; `progress` gets 0.0 to 1.0.
+    A file that is there is gone on with as far as its journal says that it is right.
 
     Raises:
         CorruptSnapshot: a tensor holds a NaN or an infinity, or cannot be read.
@@ -41,22 +44,28 @@ def write_weights(
     plan = plan_weights(checkpoint.config, dtype, quantization)
     parts = part_shapes(checkpoint.config)
     torch_dtype: torch.dtype = getattr(torch, dtype)  # they have torch's names
-    hasher = FileHasher()
-    written = 0
-    with path.open("xb", buffering=0) as file:
-        blocks = BlockWriter(file)
+    position = 0
+    with resumed(path, journal) as part:
+        blocks = BlockWriter(part.file)
 
         def write(data: memoryview) -> None:
-            nonlocal written
-            for start in range(0, len(data), _WRITE_BYTES):
+            nonlocal position
+            there = min(len(data), max(0, part.kept_bytes - position))
+            position += there
+            for start in range(there, len(data), _WRITE_BYTES):
                 chunk = data[start : start + _WRITE_BYTES]
-                hasher.update(chunk)
+                part.hasher.update(chunk)
                 blocks.write(chunk)
-                written += len(chunk)
-                progress(written / plan.size_bytes)
+                part.note()  # pieces are whole blocks: what is hashed of them is written
+                position += len(chunk)
+                progress(position / plan.size_bytes)
 
         write(memoryview(plan.header))
         for name, slot in plan.slots.items():
+            end = position + slot.size_bytes + slot.padding_bytes
+            if end <= part.kept_bytes:
+                position = end
+                continue
             if slot.bits is None:
                 tensor = _numbers(checkpoint, name, parts[name], torch_dtype)
             else:
@@ -64,8 +73,8 @@ def write_weights(
             write(tensor.view(torch.uint8).flatten().numpy().data)
             write(memoryview(bytes(slot.padding_bytes)))
         blocks.finish()
-        os.fsync(file.fileno())
-    return hasher.entry()
+        os.fsync(part.file.fileno())
+        return part.hasher.entry()
 
 
 def _numbers(checkpoint: Checkpoint, name: str, parts: Parts, dtype: torch.dtype) -> torch.Tensor:

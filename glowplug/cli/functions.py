@@ -24,7 +24,7 @@ def deploy(
     *,
     model: Annotated[
         str,
-        typer.Option(metavar="SOURCE", help="A folder, a .gguf file or package://PACKAGE/FILE."),
+        typer.Option(metavar="SOURCE", help="A folder, a .gguf file, package://… or s3://…."),
     ],
     digest: Annotated[
         str | None,

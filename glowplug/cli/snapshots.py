@@ -10,20 +10,27 @@ import typer
 from glowplug.cli.options import DEFAULT_DATA, AsJson, DataDir, Store, StoreEndpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from snapshot.adapter_store import AdapterStore
     from snapshot.node_cache import NodeCache
     from snapshot.s3_store import S3Store
 
 Digest = Annotated[
     str, typer.Argument(metavar="SNAPSHOT", help="Its digest, or a beginning that only it has.")
 ]
+AnyDigest = Annotated[
+    str,
+    typer.Argument(metavar="SNAPSHOT|ADAPTER", help="Its digest, or a beginning that only it has."),
+]
 
-app = typer.Typer(help="List, share, verify, pin and remove sealed snapshots.")
+app = typer.Typer(help="List, share, verify, pin and remove sealed snapshots and adapters.")
 
 
 def seal(
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="A folder, a .gguf file or package://PACKAGE/FILE."),
+        typer.Argument(metavar="SOURCE", help="A folder, a .gguf file, package://… or s3://…."),
     ],
     *,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
@@ -33,6 +40,7 @@ def seal(
     draft_model: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="A draft model to seal with it.")
     ] = None,
+    store_endpoint: StoreEndpoint = None,
     data: DataDir = DEFAULT_DATA,
     as_json: AsJson = False,
 ) -> None:
@@ -49,7 +57,8 @@ def seal(
     spec = parse_spec({"name": "seal", **model, **draft})
     cache = _cache(data)
     with progress(source) as update:
-        sealing = ProcessSealer(cache).seal(spec, lambda done: update("sealing", done))
+        sealer = ProcessSealer(cache, s3_endpoint=store_endpoint)
+        sealing = sealer.seal(spec, lambda done: update("sealing", done))
         digest = asyncio.run(sealing)
     folder = cache.path(digest)
     typer.echo(json.dumps({"digest": digest, "path": str(folder)}) if as_json else digest)
@@ -64,25 +73,30 @@ def ls(
     data: DataDir = DEFAULT_DATA,
     as_json: AsJson = False,
 ) -> None:
-    """List the snapshots in the node cache, newest first."""
+    """List the snapshots and adapters in the node cache, newest first."""
     if remote:
         digests = _open_store(store, store_endpoint).list()
         typer.echo(json.dumps(digests) if as_json else "\n".join(digests) or "no snapshots")
         return
-    snapshots = _cache(data).list()
+    from snapshot.adapter_store import AdapterStore
+
+    cache = _cache(data)
+    snapshots, adapters = cache.list(), AdapterStore(cache).list()
     if as_json:
-        typer.echo(json.dumps([asdict(snapshot) for snapshot in snapshots]))
-    elif snapshots:
+        rows = [{"kind": "snapshot", **asdict(each)} for each in snapshots]
+        rows += [{"kind": "adapter", **asdict(each)} for each in adapters]
+        typer.echo(json.dumps(rows))
+    elif snapshots or adapters:
         from glowplug.cli.views import show, snapshot_table
 
-        show(snapshot_table(snapshots))
+        show(snapshot_table(snapshots, adapters))
     else:
         typer.echo("no snapshots; seal one with: glowplug seal SOURCE")
 
 
 @app.command()
 def verify(
-    digest: Digest,
+    digest: AnyDigest,
     *,
     key: Annotated[
         list[Path] | None,
@@ -90,25 +104,26 @@ def verify(
     ] = None,
     data: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Read every byte of a snapshot and compare it with the manifest; check its signature.
+    """Read every byte of a snapshot or adapter and compare it with what was sealed; check a
+    snapshot's signature.
 
-    A damaged snapshot is moved to quarantine: the next call gets it anew.
+    What is damaged is moved to quarantine: the next call gets it anew.
     """
     from glowplug.cli.progress import progress
     from glowplug.errors import CorruptSnapshot
     from snapshot.signatures import check_signature, read_public_keys
 
-    cache, digest = _found(data, digest)
+    holder, digest = _holder(data, digest)
     keys = read_public_keys(key) if key else []
     with progress(digest) as update:
         update("reading", None)
         try:
-            cache.verify(digest)
+            holder.verify(digest)
         except CorruptSnapshot as error:
-            cache.quarantine(digest, error.message)
+            holder.quarantine(digest, error.message)
             raise
     if keys:
-        check_signature(cache.path(digest), keys)
+        check_signature(_cache(data).path(digest), keys)
     typer.echo(f"{digest} is whole{' and signed' if keys else ''}")
 
 
@@ -129,18 +144,18 @@ def sign(
 
 
 @app.command()
-def pin(digest: Digest, *, data: DataDir = DEFAULT_DATA) -> None:
-    """Keep a snapshot in the cache whatever its limit."""
-    cache, digest = _found(data, digest)
-    cache.pin(digest)
+def pin(digest: AnyDigest, *, data: DataDir = DEFAULT_DATA) -> None:
+    """Keep a snapshot or an adapter in the cache whatever its limit."""
+    holder, digest = _holder(data, digest)
+    holder.pin(digest)
     typer.echo(f"{digest} pinned")
 
 
 @app.command()
-def unpin(digest: Digest, *, data: DataDir = DEFAULT_DATA) -> None:
-    """Let a snapshot leave the cache again when the room is needed."""
-    cache, digest = _found(data, digest)
-    cache.unpin(digest)
+def unpin(digest: AnyDigest, *, data: DataDir = DEFAULT_DATA) -> None:
+    """Let it leave the cache again when the room is needed."""
+    holder, digest = _holder(data, digest)
+    holder.unpin(digest)
     typer.echo(f"{digest} unpinned")
 
 
@@ -201,7 +216,7 @@ def gc(
     data: DataDir = DEFAULT_DATA,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what serves nobody, then the longest unused snapshots over the limit."""
+    """Delete what serves nobody, then the longest unused snapshots and adapters over the limit."""
     from glowplug.cli.options import size
     from snapshot.eviction import collect_garbage
 
@@ -209,16 +224,16 @@ def gc(
     if as_json:
         typer.echo(json.dumps(asdict(collected)))
         return
-    for digest in collected.snapshots:
+    for digest in (*collected.snapshots, *collected.adapters):
         typer.echo(f"{digest} evicted")
     typer.echo(f"{collected.freed_bytes / 2**20:.0f} MiB freed")
 
 
 @app.command()
-def rm(digest: Digest, *, data: DataDir = DEFAULT_DATA) -> None:
-    """Delete a snapshot that is not in use."""
-    cache, digest = _found(data, digest)
-    cache.remove(digest)
+def rm(digest: AnyDigest, *, data: DataDir = DEFAULT_DATA) -> None:
+    """Delete a snapshot or an adapter that is not in use."""
+    holder, digest = _holder(data, digest)
+    holder.remove(digest)
     typer.echo(f"{digest} removed")
 
 
@@ -248,8 +263,19 @@ def _found(data: Path, digest: str) -> "tuple[NodeCache, str]":
     return cache, _resolve(cache, digest)
 
 
-def _resolve(cache: "NodeCache", text: str) -> str:
-    """The one digest that begins with `text`; `text` itself where none does.
+def _holder(data: Path, digest: str) -> "tuple[NodeCache | AdapterStore, str]":
+    """Who has the snapshot or adapter, and its whole digest; see _resolve."""
+    from snapshot.adapter_store import AdapterStore
+
+    cache = _cache(data)
+    adapters = AdapterStore(cache)
+    digest = _resolve(cache, digest, adapters.digests())
+    return adapters if adapters.has(digest) else cache, digest
+
+
+def _resolve(cache: "NodeCache", text: str, others: "Sequence[str]" = ()) -> str:
+    """The one digest, of a snapshot or among the others, that begins with `text`; `text` itself
+    where none does.
 
     Raises:
         InvalidRequest: several do, or `text` is too short to mean one.
@@ -259,7 +285,8 @@ def _resolve(cache: "NodeCache", text: str) -> str:
     prefix = text if text.startswith("sha256-") else f"sha256-{text}"
     if len(prefix) < len("sha256-") + 4:
         raise InvalidRequest(f"{text!r} is too short; give four digits of the digest or more")
-    found = [each.digest for each in cache.list() if each.digest.startswith(prefix)]
+    digests = [*(each.digest for each in cache.list()), *others]
+    found = [digest for digest in digests if digest.startswith(prefix)]
     if len(found) > 1:
-        raise InvalidRequest(f"{text} begins {len(found)} snapshots; give more of the digest")
+        raise InvalidRequest(f"{text} begins {len(found)} digests; give more of it")
     return found[0] if found else prefix

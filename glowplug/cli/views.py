@@ -12,6 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from glowplug.client import Answer, Json
+    from snapshot.adapter_store import CachedAdapter
     from snapshot.node_cache import CachedSnapshot
 
 START_PREFIX = "start-"
@@ -78,8 +79,10 @@ def function_panel(function: "Json") -> Panel:
     return Panel(Group(*parts), title=function["name"], title_align="left", expand=False)
 
 
-def snapshot_table(snapshots: "Sequence[CachedSnapshot]") -> Table:
-    """One row a snapshot."""
+def snapshot_table(
+    snapshots: "Sequence[CachedSnapshot]", adapters: "Sequence[CachedAdapter]" = ()
+) -> Table:
+    """One row a snapshot, then one an adapter."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("SNAPSHOT", "MODEL", "WEIGHTS", "SIZE", "LAST USED", "STATE", "SOURCE"):
         table.add_column(column, overflow="fold")
@@ -93,10 +96,20 @@ def snapshot_table(snapshots: "Sequence[CachedSnapshot]") -> Table:
             ", ".join(_snapshot_states(snapshot)) or "–",
             escape(snapshot.source),
         )
+    for adapter in adapters:
+        table.add_row(
+            adapter.digest.removeprefix("sha256-")[:12],
+            "adapter",
+            adapter.dtype,
+            f"{adapter.size_bytes / 2**20:.0f} MiB",
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(adapter.last_used_s)),
+            ", ".join(_snapshot_states(adapter)) or "–",
+            f"for {adapter.matrices} matrices",
+        )
     return table
 
 
-def _snapshot_states(snapshot: "CachedSnapshot") -> list[str]:
+def _snapshot_states(snapshot: "CachedSnapshot | CachedAdapter") -> list[str]:
     return ["in use"] * bool(snapshot.users) + ["pinned"] * snapshot.pinned
 
 

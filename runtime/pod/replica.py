@@ -284,7 +284,14 @@ class ModelProgram:
             log.warning("no prompt prefixes are kept: %s", error)
 
     def _adapters(self, assignment: Assignment, model: Model) -> AdapterCache:
+        """Every one of them is held as the snapshot is, for as long as the replica lives.
+
+        Raises:
+            NotFound: one is not on this node.
+        """
         store = AdapterStore(self._cache)
+        for digest in set(assignment.adapters.values()):
+            self._in_use.enter_context(store.used(digest))
         return AdapterCache(
             assignment.adapters,
             size_of=store.size_bytes,

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
+from s3 import BUCKET, CREDENTIALS, moto_server
 from serving import MODEL, Serve, StartServe, assert_all_end, start_serve
 
 
@@ -59,3 +61,14 @@ def start(data: Path) -> Iterator[StartServe]:
         below = serve.below() if serve.process.poll() is None else []
         serve.stop()
         assert_all_end(below)
+
+
+@pytest.fixture
+def s3_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An S3 with an empty bucket; every process that is started gets its credentials."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with moto_server() as port:
+        endpoint = f"http://127.0.0.1:{port}"
+        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
+        yield endpoint

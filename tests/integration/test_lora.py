@@ -1,5 +1,6 @@
 """LoRA adapters on SmolLM2 through `glowplug serve`: two random ones with a visible effect."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -8,7 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 from lora import write_adapter
-from serving import CAPITAL, MODEL, StartServe, deploy, eventually, wait_for_state
+from serving import CAPITAL, MODEL, Serve, StartServe, deploy, eventually, wait_for_state
 
 from glowplug.client import Client
 from glowplug.stages import from_server_timing
@@ -128,6 +129,40 @@ def test_changed_contents_under_the_same_name_are_taken_over(
             say(caller, "smol:mine")
         assert (caught.value.status_code, caught.value.code) == (503, "adapter_unavailable")
         assert "Paris" in say(caller, "smol")
+
+
+def snapshots(serve: Serve, *arguments: str) -> str:
+    """What `glowplug snapshots` says."""
+    command = [sys.executable, "-m", "glowplug", "snapshots", *arguments]
+    command += ["--data", str(serve.data)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    return done.stdout + done.stderr
+
+
+def test_one_that_has_left_the_cache_is_sealed_again_for_its_caller(
+    start: StartServe, folders: dict[str, Path]
+) -> None:
+    serve = start("--cache-limit", "50GiB")
+    with serve.client() as client, openai_client(serve.endpoint) as caller:
+        adapters = {"pirate": str(folders["pirate"])}
+        digest = deploy(client, "smol", adapters=adapters, idle_s=5)["adapters"]["pirate"]
+        said = say(caller, "smol:pirate")
+        assert f"in use (by process {serve.replica().pid})" in snapshots(serve, "rm", digest)
+        listed = json.loads(snapshots(serve, "ls", "--json"))
+        assert [each["digest"] for each in listed if each["kind"] == "adapter"] == [digest]
+        assert digest.removeprefix("sha256-")[:12] in snapshots(serve, "ls")
+        assert f"{digest} is whole" in snapshots(serve, "verify", digest[:20])
+
+        wait_for_state(client, "smol", "zero")
+        eventually(
+            lambda: f"{digest} removed" in snapshots(serve, "rm", digest), what="it is not in use"
+        )
+        raw = caller.chat.completions.with_raw_response.create(
+            model="smol:pirate", messages=CAPITAL, max_tokens=16, temperature=0
+        )
+        assert raw.headers["x-start-kind"] == "cold"
+        assert raw.parse().choices[0].message.content == said
+        assert f"no adapter '{digest}'" in serve.log()
 
 
 def test_an_adapter_that_does_not_fit_fails_the_deploy_by_name(

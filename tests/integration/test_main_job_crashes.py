@@ -98,6 +98,7 @@ def test_a_server_killed_while_it_seals_leaves_no_half_snapshot(
     cache = second.data / "cache"
     assert snapshot in {each.name for each in cache.iterdir()}
     assert list((cache / "tmp").iterdir()) == []
+    assert list((cache / "partial").iterdir()) == []
 
 
 def test_a_restart_keeps_the_functions(start: StartServe) -> None:

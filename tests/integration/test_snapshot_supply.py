@@ -3,10 +3,8 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import (
@@ -15,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
-from s3 import BUCKET, CREDENTIALS, moto_server
+from s3 import BUCKET
 from serving import MODEL, StartServe, ask, deploy, eventually, wait_for_state
 
 from glowplug.errors import Unavailable
@@ -67,6 +65,8 @@ def test_removed_while_in_use_and_at_zero(start: StartServe, data: Path) -> None
         glowplug(data, "snapshots", "rm", digest)
         again = ask(client, "kept")  # it waits while the model is sealed again
         assert again.text == first.text
+        assert first.start_kind in ("snapshot", "cache")
+        assert again.start_kind == "cold"
         assert client.function("kept")["snapshot"] == digest
 
 
@@ -76,23 +76,15 @@ def test_a_flipped_bit_is_never_served(start: StartServe, data: Path) -> None:
         digest = deploy(client, "checked", idle_s=60)["snapshot"]
         weights = data / "cache" / digest / WEIGHTS
         flip(weights, weights.stat().st_size // 2)
-        assert "Paris" in ask(client, "checked").text
+        answer = ask(client, "checked")
+        assert "Paris" in answer.text
+        assert answer.start_kind == "cold"
         quarantined = data / "cache" / "quarantine" / digest
         assert "its bytes changed since it was sealed" in (quarantined / "reason.txt").read_text()
         function = client.function("checked")
         assert function["snapshot"] == digest
         assert function["last_start_ms"]["verify"] > 0
     assert glowplug(data, "snapshots", "verify", digest) == f"{digest} is whole\n"
-
-
-@pytest.fixture
-def s3_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-    with moto_server() as port:
-        endpoint = f"http://127.0.0.1:{port}"
-        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
-        yield endpoint
 
 
 @pytest.mark.slow
@@ -103,7 +95,9 @@ def test_evicted_and_fetched_from_s3(start: StartServe, data: Path, s3_endpoint:
         digest = deploy(client, "shared", idle_s=60)["snapshot"]
         eventually(lambda: f"pushed {digest}" in server.log(), what="the snapshot is pushed")
         assert glowplug(data, "snapshots", "gc", "--limit", "0").startswith(f"{digest} evicted")
-        assert "Paris" in ask(client, "shared").text
+        answer = ask(client, "shared")
+        assert "Paris" in answer.text
+        assert answer.start_kind == "cold"
         assert f"fetching {digest}" in server.log()
         glowplug(data, "snapshots", "pin", digest)
         assert digest not in glowplug(data, "snapshots", "gc", "--limit", "0")
@@ -165,4 +159,4 @@ def test_a_mistyped_model_fails_at_once_and_its_callers_are_told(
             wait_for_state(client, name, "failed")
             with pytest.raises(Unavailable, match=reason):
                 ask(client, name)
-    assert not list((server.data / "cache" / "tmp").iterdir())
+    assert not list((server.data / "cache" / "partial").iterdir())

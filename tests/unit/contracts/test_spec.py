@@ -76,6 +76,8 @@ def test_defaults_scale_to_zero() -> None:
         ({"model": "/models/\0"}, "model", "give a folder, a .gguf file"),
         ({"model": "https://huggingface.co/x/y"}, "model", "https:// is no kind of source"),
         ({"model": "hf://x/y"}, "model", "hf:// is no kind of source"),
+        ({"model": "s3://b/m.bin"}, "model", "is a Python pickle"),
+        ({"model": "S3://b/m"}, "model", "or s3://BUCKET/PREFIX"),
         ({"model": "/models/pytorch_model.bin"}, "model", "can run code when read"),
         ({"model": "/models/Model.PT"}, "model", "can run code when read"),
         ({"digest": "sha256-12"}, "digest", "64 hexadecimal digits"),

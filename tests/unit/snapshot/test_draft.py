@@ -107,7 +107,7 @@ def test_another_vocabulary_is_refused(
     other = write_gguf("other.gguf", metadata=metadata).path
     with pytest.raises(UnsupportedModel, match=r"draft_model: .*token '<\|human\|>' is number 3"):
         sealed(cache, target, other)
-    assert not list((cache.root / "tmp").iterdir())
+    assert not list((cache.root / "partial").iterdir())
 
 
 def test_another_vocabulary_size_is_refused(

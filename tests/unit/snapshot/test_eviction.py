@@ -127,7 +127,7 @@ def test_sealing_makes_room_and_keeps_what_it_sealed(
     cache.set_limit(1)
     with pytest.raises(SnapshotError, match="do not fit the cache's limit"):
         seal(str(path), dtype="bfloat16", cache=cache, progress=ignore)
-    assert not list((cache.root / "tmp").iterdir())
+    assert not list((cache.root / "partial").iterdir())
 
 
 def test_evicted_snapshots_stay_known(cache: NodeCache, digests: list[str]) -> None:

@@ -148,7 +148,7 @@ def test_wrong_tensors_are_refused(
     with pytest.raises(error, match=message):
         seal(str(model.path), dtype="bfloat16", cache=cache, progress=lambda _: None)
     assert cache.list() == []
-    assert list((cache.root / "tmp").iterdir()) == []
+    assert list((cache.root / "partial").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def refused(folder: Path, error: type[SnapshotError], message: str, cache: NodeC
         seal(str(folder), dtype="bfloat16", cache=cache, progress=lambda _: None)
     assert type(caught.value) is error
     assert cache.list() == []
-    assert list((cache.root / "tmp").iterdir()) == []
+    assert list((cache.root / "partial").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "m.pkl", "m.ckpt"])

@@ -28,7 +28,7 @@ def ignore(_: float) -> None:
 
 
 def leftovers(cache: NodeCache) -> list[str]:
-    return [path.name for path in (cache.root / "tmp").iterdir()]
+    return [path.name for kind in ("tmp", "partial") for path in cache.root.glob(f"{kind}/*")]
 
 
 def test_a_snapshot(write_gguf: WriteGguf, cache: NodeCache) -> None:

@@ -73,7 +73,9 @@ def test_what_is_in_the_cache_needs_no_store(cache: NodeCache, model: Path, dige
     async def main() -> None:
         house = supply(cache, store=unreachable)
         await house.check(spec(model))
-        assert await house.seal(spec(model), ignore) == digest
+        seen: list[float] = []
+        assert await house.seal(spec(model), seen.append) == digest
+        assert set(seen) == {1.0}
         assert cache.last_used_s(digest) > 1
         await house.stop()
 
@@ -97,6 +99,7 @@ def test_sealed_once_pushed_and_fetched_by_another_node(
         elsewhere = supply(other, store=location)
         await elsewhere.check(pinned)
         assert await elsewhere.seal(pinned, seen.append) == digest
+        assert seen[0] < 1.0
         assert seen[-1] == 1.0
         other.verify(digest)
         assert not elsewhere._pushes  # it came from there

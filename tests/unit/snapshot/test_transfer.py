@@ -19,7 +19,8 @@ import pytest
 from s3 import BUCKET, Proxy
 from serving import eventually
 
-import snapshot.s3_store
+import snapshot.fetching
+import snapshot.s3_bucket
 import snapshot.transfer
 from glowplug.errors import CorruptSnapshot, NotFound, SnapshotError
 from snapshot.hashing import PIECE_BYTES
@@ -41,8 +42,8 @@ def ignore(_: float) -> None:
 def store(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     """A prefix of its own, and retries that do not wait."""
     proxy.reset()
-    monkeypatch.setattr(snapshot.transfer, "_FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(snapshot.s3_store, "_ATTEMPTS", 1)
+    monkeypatch.setattr(snapshot.fetching, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(snapshot.s3_bucket, "_ATTEMPTS", 1)
     prefix = f"test-{next(PREFIXES)}"
     return S3Store(S3Location(bucket=BUCKET, prefix=prefix, endpoint_url=proxy.endpoint))
 
@@ -256,8 +257,8 @@ from snapshot.node_cache import NodeCache
 from snapshot.s3_location import parse_location
 from snapshot.s3_store import S3Store
 from snapshot.transfer import pull
-import snapshot.transfer
-snapshot.transfer.THREADS = int(sys.argv[5])
+import snapshot.fetching
+snapshot.fetching.THREADS = int(sys.argv[5])
 store = S3Store(parse_location(sys.argv[1], sys.argv[2]))
 print("begins", flush=True)
 print(pull(store, sys.argv[3], cache=NodeCache(Path(sys.argv[4])), progress=lambda _: None))
@@ -463,4 +464,4 @@ def test_sealing_on_a_full_disk(write_gguf: Callable[..., Any], tmp_path: Path) 
         with pytest.raises(SnapshotError, match="make room or remove snapshots"):
             seal(str(path), dtype="float32", cache=cache, progress=ignore)
         assert not cache.list()
-        assert not list((cache.root / "tmp").iterdir())
+        assert not list((cache.root / "partial").iterdir())
