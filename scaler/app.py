@@ -48,7 +48,7 @@ class Scaler:
             registry=registry, reader=traffic, start_s=self.start_s, now=wall
         )
         self._forecasting: asyncio.Task[None] | None = None
-        outlooks = Outlooks(now=now, wall=wall, forecast=self.forecasts.floors)
+        outlooks = Outlooks(now=now, wall=wall, forecast=self.forecasts.outlook)
         self.endpoints = ScalerEndpoints(state, self.demand, now=now, prewarms=outlooks.runs)
         self.reconciler = Reconciler(
             registry=registry,

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from glowplug.contracts import Function, Registry
@@ -20,11 +20,13 @@ from scaler.forecast_report import report, verdict_of
 from scaler.idle import cold_start_cost
 from scaler.local_time import BIN_MINUTES, BIN_S
 from scaler.minutes import Minute
-from scaler.outlook import DEFAULT_START_S, Floor, Outlook
+from scaler.outlook import DEFAULT_START_S, Outlook
 from scaler.plan import target_per_replica
+from scaler.rates import Season
 
 AHEAD_S = 2 * 3600.0  # floors reach so far, and end by themselves if nothing renews them
 TESTED_EVERY_S = 6 * 3600.0
+SEASON_EVERY_S = 3600.0
 GRACE_S = 5.0  # for the last minute of a bin to be written
 START_MARGIN_S = 4.0  # over a measured start
 
@@ -47,10 +49,11 @@ class _Learned:
     forecast: Forecast
     backtest: Backtest
     tested_s: float
+    season: Season | None = None  # as it was foretold last
 
 
 class Forecasts:
-    """Of all functions. `run` keeps them up to date; `floors` is what the scaler acts on."""
+    """Of all functions. `run` keeps them up to date; `outlook` is what the scaler acts on."""
 
     def __init__(
         self,
@@ -68,12 +71,12 @@ class Forecasts:
         self._changed = asyncio.Event()
         registry.subscribe(lambda _function: self._changed.set())
         self._learned: dict[str, _Learned] = {}
-        self._floors: dict[str, tuple[Floor, ...]] = {}
+        self._outlooks: dict[str, Outlook] = {}
 
-    def floors(self, function: str) -> tuple[Floor, ...]:
-        """What to raise the function to in the next two hours, in Unix time; none where its
-        forecast is not acted on."""
-        return self._floors.get(function, ())
+    def outlook(self, function: str) -> Outlook | None:
+        """What to raise the function to in the next two hours, and its season, in Unix time; None
+        where its forecast is not acted on."""
+        return self._outlooks.get(function)
 
     async def run(self) -> None:
         """Update all after each five minutes and each change of a function, until cancelled."""
@@ -94,22 +97,22 @@ class Forecasts:
         functions = await self._registry.list()
         for name in self._learned.keys() - {function.spec.name for function in functions}:
             del self._learned[name]
-        floors: dict[str, tuple[Floor, ...]] = {}
+        outlooks: dict[str, Outlook] = {}
         for function in functions:
             name, spec = function.spec.name, function.spec
             if self._reader is None or spec.predictive in ("off", "forecast"):
                 self._learned.pop(name, None)
                 continue
             try:
-                learned, floors[name] = await self._update(
-                    spec, self._reader, self._learned.get(name)
-                )
+                learned, outlook = await self._update(spec, self._reader, self._learned.get(name))
             except Exception:
                 _log.exception("%s: its forecast failed; it is scaled without one", name)
                 self._learned.pop(name, None)
             else:
                 self._learned[name] = learned
-        self._floors = floors
+                if outlook is not None:
+                    outlooks[name] = outlook
+        self._outlooks = outlooks
 
     async def report(self, function: Function, hours: int) -> Mapping[str, Any]:
         """What `glowplug forecast` and GET /v1/functions/NAME/forecast show, `hours` ahead: made
@@ -131,7 +134,7 @@ class Forecasts:
 
     async def _update(
         self, spec: FunctionSpec, reader: TrafficReader, before: _Learned | None
-    ) -> tuple[_Learned, tuple[Floor, ...]]:
+    ) -> tuple[_Learned, Outlook | None]:
         now_s, terms = self._now(), self._terms(spec)
         if (
             before is None
@@ -151,9 +154,12 @@ class Forecasts:
                 for each in bins_of(minutes, from_bin=from_bin, until_bin=until_bin):
                     learned.forecast.learn(*each)
         if not verdict_of(spec, learned.backtest, learned.forecast).acts:
-            return learned, ()
+            return learned, None
+        season = learned.season
+        if season is None or now_s - season.start_s >= SEASON_EVERY_S:
+            season = await asyncio.to_thread(learned.forecast.week, now_s)
         floors = await asyncio.to_thread(learned.forecast.floors, now_s, ahead_s=AHEAD_S)
-        return learned, floors
+        return replace(learned, season=season), Outlook(floors=floors, season=season)
 
     async def _learn(self, spec: FunctionSpec, reader: TrafficReader, now_s: float) -> _Learned:
         terms = self._terms(spec)

@@ -1,4 +1,4 @@
-"""The idle policy: is a replica without requests worth its keep, and is one worth having ready?
+"""The idle policy: is a replica without requests worth its keep?
 
 A fixed `idle_s` is a limit on idle time. Without one the limit is learned: a replica that waits one
 more second costs one accelerator-second, and avoids a cold start, which is worth
@@ -8,23 +8,20 @@ is kept exactly while
     cost of a cold start × rate of return > 1
 
 with the rate of scaler/rates.py. A rate that only falls while nobody calls makes this the best rule
-there is (optimal stopping); before anything is learned it is close to ski rental. The same
-comparison, with a margin, starts a replica ahead of a season that makes a call likely.
+there is (optimal stopping).
 """
 
 import math
 from dataclasses import dataclass
 
 from glowplug.spec import FunctionSpec
-from scaler.outlook import Floor, Outlook
+from scaler.outlook import Outlook
 from scaler.rates import AGES_S, Pattern, Shared, age_step
 
 # Accelerator-seconds that a second of a caller's waiting is worth, where the function does not say.
 WAIT_WEIGHT = 100.0
 
-_PREWARM_MARGIN = 1.5
 _SHORTEST_CHECK_S, _LONGEST_CHECK_S = 1.0, 30.0
-_SCAN_STEPS = 24  # of the season, ahead of a function at zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +29,6 @@ class Verdict:
     """What idleness says about one function now."""
 
     over: bool  # idle for long enough: the last replica may go
-    likely: bool = False  # a call is so likely that a replica should be ready for it
     limit_s: float | None = None  # of a fixed idle time
     rate: float = 0.0  # returns per second
     cost_s: float = 0.0  # of a cold start, in accelerator-seconds
@@ -76,24 +72,12 @@ def judge(
         check_s = min(max(idle_s * (worth - 1.0) / 4, _SHORTEST_CHECK_S), _LONGEST_CHECK_S)
         return Verdict(
             over=over,
-            likely=outlook.prewarm and worth > _PREWARM_MARGIN,
             rate=rate,
             cost_s=cost_s,
             recheck_s=max(shortest_s - idle_s, check_s) if not over else math.inf,
         )
-    step_s = _next_step(now_s - pattern.since_s)
-    if not outlook.prewarm or outlook.season is None:
-        return Verdict(over=True, rate=rate, cost_s=cost_s, recheck_s=step_s)
-    season = outlook.season.at(ahead_s)
-    wanted = season * _PREWARM_MARGIN / worth if worth > 0 else math.inf
-    rise_s = outlook.season.next_over(ahead_s, wanted, steps=_SCAN_STEPS)
-    return Verdict(
-        over=True,
-        likely=worth > _PREWARM_MARGIN,
-        rate=rate,
-        cost_s=cost_s,
-        recheck_s=min(step_s, rise_s - ahead_s),
-    )
+    recheck_s = _next_step(now_s - pattern.since_s)
+    return Verdict(over=True, rate=rate, cost_s=cost_s, recheck_s=recheck_s)
 
 
 def why_over(verdict: Verdict, idle_s: float) -> str:
@@ -106,12 +90,6 @@ def why_over(verdict: Verdict, idle_s: float) -> str:
         f"idle for {idle_s:.1f} s, the next call is expected in {_rough(1 / verdict.rate)} and a "
         f"cold start costs only {verdict.cost_s:.3g} replica-seconds"
     )
-
-
-def prewarm(now_s: float, verdict: Verdict) -> Floor:
-    """One replica, as long as a call is likely."""
-    reason = f"at this hour a call is expected within {_rough(1 / verdict.rate)}"
-    return Floor(from_s=now_s, until_s=math.inf, replicas=1, reason=reason)
 
 
 def _next_step(idle_s: float) -> float:

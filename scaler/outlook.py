@@ -32,7 +32,6 @@ class Outlook:
     floors: tuple[Floor, ...] = ()
     start_s: float = DEFAULT_START_S  # what a start takes, on the cautious side
     season: Season | None = None  # of its calls by hour of the week
-    prewarm: bool = False  # start where the season makes a call likely
 
 
 def highest(floors: Sequence[Floor], now_s: float) -> Floor | None:

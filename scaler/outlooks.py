@@ -94,10 +94,10 @@ class Outlooks:
         *,
         now: Callable[[], float],
         wall: Callable[[], float],
-        forecast: Callable[[str], Sequence[Floor]] = lambda _function: (),
+        forecast: Callable[[str], Outlook | None] = lambda _function: None,
     ) -> None:
-        """`now` is plan's clock, `wall` Unix time; either may be a test's. `forecast` has a
-        function's foretold floors, in Unix time."""
+        """`now` is plan's clock, `wall` Unix time; either may be a test's. `forecast` has what
+        is foretold of a function, in Unix time."""
         self._forecast = forecast
         self._now = now
         self._wall = wall
@@ -138,13 +138,16 @@ class Outlooks:
         }
 
     def _with_forecast(self, function: str, outlook: Outlook, ahead_s: float) -> Outlook:
-        if not (floors := self._forecast(function)):
+        if (foretold := self._forecast(function)) is None:
             return outlook
-        on_plans_clock = (
+        floors = (
             replace(floor, from_s=floor.from_s - ahead_s, until_s=floor.until_s - ahead_s)
-            for floor in floors
+            for floor in foretold.floors
         )
-        return replace(outlook, floors=(*outlook.floors, *on_plans_clock))
+        season = foretold.season and replace(
+            foretold.season, start_s=foretold.season.start_s - ahead_s
+        )
+        return replace(outlook, floors=(*outlook.floors, *floors), season=season)
 
     @property
     def next_edge_s(self) -> float:

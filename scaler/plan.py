@@ -161,8 +161,6 @@ def _decide(
             outlook=outlook,
         )
     floor = highest(outlook.floors, now_s)
-    if floor is None and verdict.likely:
-        floor = idle.prewarm(now_s, verdict)
 
     load = observe(history.load if demand.load is None else demand.load, now_s, demand.total)
     wanted = want(

@@ -12,8 +12,8 @@ by how long the function has been idle:
   regular jobs late), one learned over all functions and one of its own;
 - pulse: how busy all functions together are in these seconds beside their last hour: functions that
   share users wake together, and what one learns serves all;
-- season: its rate at this time of the week (scaler/seasons.py), corrected by how often it was right
-  of late. Without a season the first part stands for all of it.
+- season: its rate at this time of the week (scaler/forecast.py), corrected by how often it was
+  right of late. Without a season the first part stands for all of it.
 
 Each factor is a count of what happened over what the other factors made expect, shrunk towards 1 by
 a few pseudo-counts (a Gamma prior on a Poisson rate), as in a generalised additive model that is
@@ -72,14 +72,6 @@ class Season:
         step = min(int(position), len(self.rates) - 1)
         steps = rounds * self.sums[-1] + self.sums[step]
         return (steps + (position - step) * self.rates[step]) * self.step_s
-
-    def next_over(self, now_s: float, rate: float, *, steps: int) -> float:
-        """The start of the next step with more than this rate, or the end of so many steps."""
-        step = math.floor((now_s - self.start_s) / self.step_s)
-        for ahead in range(1, steps):
-            if self.rates[(step + ahead) % len(self.rates)] > rate:
-                return self.start_s + (step + ahead) * self.step_s
-        return self.start_s + (step + steps) * self.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

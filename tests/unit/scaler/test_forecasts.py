@@ -36,6 +36,11 @@ class Clock:
         return self.now_s
 
 
+def floors_of(forecasts, function):
+    outlook = forecasts.outlook(function)
+    return () if outlook is None else outlook.floors
+
+
 def spec(name="f", **fields):
     fields = {"max_replicas": 3, "idle_s": 60, "cold_start_cost_s": 300, **fields}
     return FunctionSpec(name=name, model="m", **fields)
@@ -70,7 +75,7 @@ def test_modes_on_traffic_that_can_be_foretold(mode, acts):
     clock = Clock(START + 10 * DAY + 590)
     _, forecasts = forecasts_of(spec(predictive=mode), minutes=bursts(10), clock=clock)
     asyncio.run(forecasts.update_all())
-    assert up_at(forecasts.floors("f"), (START + 10 * DAY + 600) * 60.0) is acts
+    assert up_at(floors_of(forecasts, "f"), (START + 10 * DAY + 600) * 60.0) is acts
     function = Function(spec=spec(predictive=mode), generation=1)
     report = asyncio.run(forecasts.report(function, 24))
     assert report["acts"] is acts
@@ -83,7 +88,7 @@ def test_auto_does_not_act_where_its_test_does_not_pay():
     clock = Clock(START + 10 * DAY)
     _, forecasts = forecasts_of(spec(), minutes=sorted(noise(10)), clock=clock)
     asyncio.run(forecasts.update_all())
-    assert forecasts.floors("f") == ()
+    assert floors_of(forecasts, "f") == ()
     report = asyncio.run(forecasts.report(Function(spec=spec(), generation=1), 24))
     assert not report["acts"]
     assert report["reason"].startswith("it does not pay by 2%: in 7 days ")
@@ -112,7 +117,7 @@ def test_without_a_history_every_function_says_so():
     report = asyncio.run(forecasts.report(Function(spec=spec(), generation=1), 24))
     assert report["reason"] == "no traffic history yet"
     assert (report["acts"], report["past"], report["ahead"]) == (False, None, None)
-    assert forecasts.floors("f") == ()
+    assert floors_of(forecasts, "f") == ()
 
 
 def test_only_what_is_new_is_read_until_the_next_test():
@@ -138,7 +143,7 @@ def test_learned_bit_by_bit_is_the_same_as_learned_at_once():
     asyncio.run(one.update_all())
     _, other = forecasts_of(spec(predictive="on"), minutes=minutes, clock=clock)
     asyncio.run(other.update_all())
-    assert one.floors("f") == other.floors("f")
+    assert floors_of(one, "f") == floors_of(other, "f")
 
 
 def test_floors_end_by_themselves_where_nothing_renews_them():
@@ -146,7 +151,7 @@ def test_floors_end_by_themselves_where_nothing_renews_them():
     minutes = [Minute(minute=START + k, arrivals=1, peak=1) for k in range(10 * DAY)]
     _, forecasts = forecasts_of(spec(predictive="on"), minutes=minutes, clock=clock)
     asyncio.run(forecasts.update_all())
-    floors = forecasts.floors("f")
+    floors = floors_of(forecasts, "f")
     assert up_at(floors, clock.now_s)
     assert AHEAD_S <= max(floor.until_s for floor in floors) - clock.now_s <= AHEAD_S + 600
 
@@ -156,17 +161,17 @@ def test_changed_settings_count_from_the_next_update():
     minutes = bursts(10, peak=30)
     traffic, forecasts = forecasts_of(spec(predictive="on"), minutes=minutes, clock=clock)
     asyncio.run(forecasts.update_all())
-    assert max(floor.replicas for floor in forecasts.floors("f")) == 3
+    assert max(floor.replicas for floor in floors_of(forecasts, "f")) == 3
     forecasts._registry.specs = [spec(predictive="on").model_copy(update={"max_replicas": 2})]
     asyncio.run(forecasts.update_all())
-    assert max(floor.replicas for floor in forecasts.floors("f")) == 2
+    assert max(floor.replicas for floor in floors_of(forecasts, "f")) == 2
     forecasts._registry.specs = [spec(predictive="on", timezone="Asia/Tokyo")]
     asyncio.run(forecasts.update_all())
     assert traffic.reads[-1][2] - traffic.reads[-1][1] == 56 * DAY
-    assert forecasts.floors("f")[0].reason.endswith("Asia/Tokyo")
+    assert floors_of(forecasts, "f")[0].reason.endswith("Asia/Tokyo")
     forecasts._registry.specs = []
     asyncio.run(forecasts.update_all())
-    assert forecasts.floors("f") == ()
+    assert floors_of(forecasts, "f") == ()
 
 
 def test_a_measured_start_moves_the_launch():
@@ -177,10 +182,10 @@ def test_a_measured_start_moves_the_launch():
     )
     asyncio.run(forecasts.update_all())
     ten_s = (START + 10 * DAY + 600) * 60.0
-    assert forecasts.floors("f")[0].from_s == ten_s - 1 - 4 - 60
+    assert floors_of(forecasts, "f")[0].from_s == ten_s - 1 - 4 - 60
     starts["f"] = 20.0
     asyncio.run(forecasts.update_all())
-    assert forecasts.floors("f")[0].from_s == ten_s - 20 - 4 - 60
+    assert floors_of(forecasts, "f")[0].from_s == ten_s - 20 - 4 - 60
 
 
 def test_a_function_that_fails_has_no_floors_and_the_others_keep_theirs(caplog):
@@ -197,8 +202,8 @@ def test_a_function_that_fails_has_no_floors_and_the_others_keep_theirs(caplog):
 
     traffic.read = broken
     asyncio.run(forecasts.update_all())
-    assert forecasts.floors("a") == ()
-    assert forecasts.floors("b") != ()
+    assert floors_of(forecasts, "a") == ()
+    assert floors_of(forecasts, "b") != ()
     assert "a: its forecast failed" in caplog.text
 
 
@@ -217,12 +222,12 @@ def test_run_updates_at_once_and_after_a_change_of_a_function():
         forecasts.update_all = update_and_say_so
         task = asyncio.create_task(forecasts.run())
         await asyncio.wait_for(updated.wait(), 10)
-        assert forecasts.floors("f") != ()
+        assert floors_of(forecasts, "f") != ()
         updated.clear()
         forecasts._registry.specs = [spec(predictive="off")]
         forecasts._registry.changed("f")
         await asyncio.wait_for(updated.wait(), 10)
-        assert forecasts.floors("f") == ()
+        assert floors_of(forecasts, "f") == ()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -51,14 +51,11 @@ class Clocks:
 
 def test_what_is_foretold_is_a_floor_beside_the_scheduled_ones() -> None:
     clocks = Clocks()
+    foretold = Floor(from_s=MONDAY_8 - 60, until_s=MONDAY_8 + 60, replicas=3, reason="foretold")
     clocks.outlooks = Outlooks(
         now=lambda: clocks.now_s,
         wall=lambda: clocks.wall_s,
-        forecast=lambda name: (
-            [Floor(from_s=MONDAY_8 - 60, until_s=MONDAY_8 + 60, replicas=3, reason="foretold")]
-            if name == "f"
-            else []
-        ),
+        forecast=lambda name: Outlook(floors=(foretold,)) if name == "f" else None,
     )
     scheduled, alone = tracked(MORNING), tracked()
     for wall_s, both, only in (
