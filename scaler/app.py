@@ -48,7 +48,13 @@ class Scaler:
         self._state = state = State()
         decisions = decisions or DecisionLog(wall=wall)
         usage = _usage_of(state, self, now)
-        self.metrics = ScalerMetrics(state, standbys=standbys, usage=usage, decisions=decisions)
+        self.metrics = ScalerMetrics(
+            state,
+            standbys=standbys,
+            usage=usage,
+            decisions=decisions,
+            forecast_error=lambda name: self.forecasts.error(name),
+        )
         self.demand = DemandTable(_and_touch(usage, record), now=now)
         self.forecasts = Forecasts(
             registry=registry, reader=traffic, start_s=self.start_s, now=wall

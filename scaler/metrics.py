@@ -31,6 +31,7 @@ class ScalerMetrics:
         standbys: Callable[[], Mapping[str, int]],
         usage: Usage,
         decisions: DecisionLog,
+        forecast_error: Callable[[str], float | None] = lambda _: None,
     ) -> None:
         self.usage = usage
         self.registry = registry = new_registry()
@@ -56,7 +57,9 @@ class ScalerMetrics:
         )
         registry.register(_Standbys(standbys))
         registry.register(_Replicas(state))
-        registry.register(UsageMetrics(state, usage=usage, decisions=decisions))
+        registry.register(
+            UsageMetrics(state, usage=usage, decisions=decisions, forecast_error=forecast_error)
+        )
 
     def started(self, replica: Replica, *, took_s: float) -> None:
         """A replica is ready."""

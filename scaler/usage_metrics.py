@@ -1,6 +1,6 @@
 """Metrics of what replicas cost and why they were wanted; part of the scaler's."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,10 +14,18 @@ from scaler.usage import Usage
 class UsageMetrics(Collector):
     """Of each deployed function; every cause is there from the start, at 0."""
 
-    def __init__(self, state: State, *, usage: Usage, decisions: DecisionLog) -> None:
+    def __init__(
+        self,
+        state: State,
+        *,
+        usage: Usage,
+        decisions: DecisionLog,
+        forecast_error: Callable[[str], float | None],
+    ) -> None:
         self._state = state
         self._usage = usage
         self._decisions = decisions
+        self._forecast_error = forecast_error
 
     def collect(self) -> Iterable[Metric]:
         """See prometheus_client."""
@@ -41,6 +49,11 @@ class UsageMetrics(Collector):
             "Changes of the number of wanted replicas.",
             labels=("function", "cause"),
         )
+        error = GaugeMetricFamily(
+            "glowplug_forecast_error_requests",
+            "Foretold minus actual requests of the past hour, where there is a forecast.",
+            labels=("function",),
+        )
         for name in self._state.functions:
             entries = self._state.replicas.of(name)
             asleep = sum(entry.ready and entry.replica.asleep for entry in entries)
@@ -51,4 +64,6 @@ class UsageMetrics(Collector):
             changes = self._decisions.changes(name)
             for cause in Cause:
                 decisions.add_metric((name, cause.value), changes.get(cause, 0))
-        yield from (sleeping, total, wasted, decisions)
+            if (off := self._forecast_error(name)) is not None:
+                error.add_metric((name,), off)
+        yield from (sleeping, total, wasted, decisions, error)

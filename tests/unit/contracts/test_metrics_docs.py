@@ -42,7 +42,11 @@ def scaler() -> CollectorRegistry:
     state.functions["f"] = Tracked(function=Function(spec=spec, generation=1))
     usage = Usage(present=lambda _: Present(0, 1, 0), deployed=lambda _: True, now=lambda: 0.0)
     metrics = ScalerMetrics(
-        state, standbys=lambda: {"cpu": 1}, usage=usage, decisions=DecisionLog()
+        state,
+        standbys=lambda: {"cpu": 1},
+        usage=usage,
+        decisions=DecisionLog(),
+        forecast_error=lambda _: 1.0,
     )
     return metrics.registry
 
