@@ -47,19 +47,19 @@ class Scaler:
         there are none. `decisions` is where those are told; by default in memory."""
         self._state = state = State()
         decisions = decisions or DecisionLog(wall=wall)
+        self.forecasts = Forecasts(
+            registry=registry, reader=traffic, start_s=self.start_s, now=wall
+        )
+        self._forecasting: asyncio.Task[None] | None = None
         usage = _usage_of(state, self, now)
         self.metrics = ScalerMetrics(
             state,
             standbys=standbys,
             usage=usage,
             decisions=decisions,
-            forecast_error=lambda name: self.forecasts.error(name),
+            forecast_error=self.forecasts.error,
         )
         self.demand = DemandTable(_and_touch(usage, record), now=now)
-        self.forecasts = Forecasts(
-            registry=registry, reader=traffic, start_s=self.start_s, now=wall
-        )
-        self._forecasting: asyncio.Task[None] | None = None
         outlooks = Outlooks(now=now, wall=wall, forecast=self.forecasts.outlook)
         self.endpoints = ScalerEndpoints(state, self.demand, now=now, prewarms=outlooks.runs)
         self.reconciler = Reconciler(

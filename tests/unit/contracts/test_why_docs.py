@@ -13,7 +13,7 @@ OPERATIONS = (DOCS / "operations.md").read_text()
 
 def documented(text: str, after: str) -> dict[str, str]:
     """Field → meaning, of the table with this head."""
-    table = rows(text[text.index(f"| {after} |") :].split("\n\n")[0])
+    table = rows(text[text.index(f"| {after} |") :].split("\n\n", maxsplit=1)[0])
     return {name.strip(" `"): row[1] for row in table for name in row[0].split(",")}
 
 

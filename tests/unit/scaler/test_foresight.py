@@ -124,3 +124,26 @@ def test_what_starts_is_taken_to_be_ready():
     ahead = foreseen(spec, 10.0, decision.history, Counts(starting=1), Outlook(), shared)
     assert (ahead.change.desired, ahead.cause) == (0, Cause.IDLE)
     assert abs(ahead.until_s - 40) <= 1.0
+
+
+def test_a_short_floor_far_ahead_is_not_passed_over():
+    spec = FunctionSpec(name="f", model="/m", idle_s=1)
+    floor = Floor(from_s=40_000.0, until_s=40_060.0, replicas=1, reason="prewarm 'x' 08:00 UTC")
+    outlook = Outlook(floors=(floor,))
+    now_s, history, counts, shared = after_calls(spec, [5], outlook)
+    ahead = foreseen(spec, now_s, history, counts, outlook, shared)
+    assert (ahead.change.desired, ahead.cause) == (1, Cause.PREWARM)
+    assert 40_000 <= ahead.until_s <= 40_001
+
+
+def test_hours_ahead_it_is_precise():
+    spec = FunctionSpec(name="f", model="/m", cold_start_cost_s=20_000)
+    now_s, history, counts, shared = after_calls(spec, [60, 300, 600], Outlook())
+    ahead = foreseen(spec, now_s, history, counts, Outlook(), shared)
+    at_s, decision = now_s, None
+    while decision is None or decision.desired == history.desired:
+        history = decision.history if decision else history
+        at_s += 1.0
+        decision = step(at_s, spec, Demand(), history, counts, Outlook(), shared)
+    assert at_s - now_s > 3600
+    assert abs(ahead.until_s - at_s) < 0.01 * (at_s - now_s)
