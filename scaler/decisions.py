@@ -64,8 +64,12 @@ class DecisionLog:
         self, function: str, kind: EventKind, reason: str, *, replica: str | None = None
     ) -> None:
         """Something has happened; of what is not deployed nothing is kept."""
-        if function in self._rings:
-            self._add(function, kind, reason, replica=replica)
+        ring = self._rings.get(function)
+        if ring is None:
+            return
+        if kind is EventKind.RELEASED and reason == _last_decision(ring):
+            reason = ""  # it was said already
+        self._add(function, kind, reason, replica=replica)
 
     def decided(self, tracked: Tracked, decision: Decision, now_s: float) -> None:
         """A decision at `now_s` on plan's clock; `tracked` still has the one before."""
@@ -172,6 +176,12 @@ class DecisionLog:
         )
         ring.append(event)
         self._unwritten.append((function, event))
+
+
+def _last_decision(events: Sequence[Event]) -> str | None:
+    """plan()'s whole sentence."""
+    last = next((each for each in reversed(events) if each.kind is EventKind.DESIRED), None)
+    return f"{last.reason}: {last.before} → {last.after}" if last else None
 
 
 def _is_on(floor: Floor, now_s: float) -> bool:

@@ -92,7 +92,12 @@ class ScalerExplanations:
 def verdict_of(tracked: Tracked, basis: Basis, ahead: Ahead, now_s: float) -> str:
     """What becomes of the replicas, in one sentence."""
     desired, change = tracked.desired, ahead.change
-    breaker, demand = tracked.breaker, basis.demand
+    breaker, demand, function = tracked.breaker, basis.demand, tracked.function
+    if not basis.counts.ready and not basis.counts.outdated:
+        if function.failure is not None:
+            return f"its model cannot be sealed ({function.failure})"
+        if function.snapshot is None:
+            return "its model is being sealed" + (", then it starts" if desired else "")
     if breaker.is_open(now_s):
         wait = rough(breaker.retry_at_s - now_s)
         return f"its replicas do not start ({breaker.cause}); the next try is in {wait}"

@@ -267,7 +267,8 @@ class Reconciler:
     def _update(self, tracked: Tracked, function: Function) -> None:
         if function.snapshot is not None and function.snapshot != tracked.function.snapshot:
             self._launcher.prefetch(function.snapshot)  # just sealed: calls are likely soon
-            self._decisions.note(tracked.name, EventKind.SEALED, f"as {function.snapshot}")
+            digest = function.snapshot.removeprefix("sha256-")[:12]
+            self._decisions.note(tracked.name, EventKind.SEALED, f"as {digest}")
         if function.failure is not None and function.failure != tracked.function.failure:
             self._decisions.note(tracked.name, EventKind.SEAL_FAILED, function.failure)
         tracked.function = function

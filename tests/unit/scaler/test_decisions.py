@@ -1,5 +1,6 @@
 """The decision log: what is told of a function, in order and bounded, and what it was made from."""
 
+import asyncio
 from datetime import datetime
 from itertools import pairwise
 
@@ -66,6 +67,7 @@ def test_from_zero_and_back(run):
         assert (down.inputs.ready, down.inputs.idle_limit_s) == (1, 30)
         assert down.inputs.idle_s >= 30
         assert down.at_s == house.clock() + house.ahead_s
+        assert last(house, EventKind.RELEASED).reason == ""  # said by the decision before it
         ids = [event.id for event in reversed(explain(house).events)]
         assert ids == list(range(1, 9))
 
@@ -140,6 +142,19 @@ def test_a_model_that_cannot_be_sealed(run):
         house.sealer.errors = [SnapshotError("m.gguf: not a GGUF file")]
         await house.deploy()
         assert last(house, EventKind.SEAL_FAILED).reason == "m.gguf: not a GGUF file"
+        await house.tick()
+        assert explain(house).verdict == "its model cannot be sealed (m.gguf: not a GGUF file)"
+
+        house.sealer.hold = asyncio.Event()
+        await house.deploy(model="n.gguf")
+        await house.tick()
+        assert explain(house).verdict == "its model is being sealed"
+        await house.report(queued=1, arrived=1)
+        await house.tick()
+        assert explain(house).verdict == "its model is being sealed, then it starts"
+        house.sealer.hold.set()
+        await house.ready()
+        assert story(house)[-1] is EventKind.READY
 
     run(scenario)
 
@@ -256,3 +271,16 @@ def test_what_is_not_deployed_is_not_kept():
     log = DecisionLog()
     log.note("f", EventKind.RELEASED, "why")
     assert log.functions == set()
+
+
+def test_a_release_for_another_reason_says_it(run):
+    async def scenario(house):
+        await house.one_ready(idle_s=60)
+        await house.deploy(idle_s=60, model="other.gguf")
+        await house.ready()
+        await house.tick()
+        await house.ready()
+        revision = house.registry.functions["f"].revision
+        assert last(house, EventKind.RELEASED).reason == f"revision {revision} is ready"
+
+    run(scenario)
