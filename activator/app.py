@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from activator.auth import Identity, Keys
 from activator.boundary import Boundary
 from activator.control import Control
+from activator.decisions import Decisions
 from activator.functions import Functions
 from activator.history import HistoryFiles
 from activator.lanes import Lanes
@@ -28,6 +29,7 @@ from activator.upstream import Upstream
 from activator.warm import Warm
 from glowplug.contracts import DemandSink, Endpoints, ForecastReport, History, Registry
 from glowplug.errors import Unavailable
+from glowplug.explanation import Explanations
 from glowplug.metrics import MetricsText
 
 DEFAULT_LIMITS = Limits()
@@ -81,6 +83,7 @@ def build_app(
     history: History | None = None,
     forecast: ForecastReport | None = None,
     accelerators: Callable[[], Collection[str]] = tuple,
+    explanations: Explanations | None = None,
 ) -> Activator:
     """The activator over these implementations.
 
@@ -89,7 +92,8 @@ def build_app(
     `accelerators` are the classes that functions can run on, none before they are known.
     `metrics` are other parts', which GET /metrics shows after the activator's own. Without
     `history` there is none to be read or imported. `forecast` is what GET
-    /v1/functions/NAME/forecast answers; None: there are none.
+    /v1/functions/NAME/forecast answers; None: there are none. Without
+    `explanations` nothing is explained.
     """
     functions = Functions(registry)  # before the lanes: they ask it when a function changes
     upstream = Upstream()
@@ -107,6 +111,7 @@ def build_app(
         accelerators=accelerators,
     )
     files = HistoryFiles(history, existing=control.existing, limits=limits) if history else None
+    decisions = Decisions(explanations, existing=control.existing) if explanations else None
     router = Router(
         [
             Route("/f/{function}/v1/models", models.list_of, methods=["GET"]),
@@ -122,6 +127,7 @@ def build_app(
             Route("/v1/models/{model:path}", models.get, methods=["GET"]),
             *control.routes(),
             *(files.routes() if files else ()),
+            *(decisions.routes() if decisions else ()),
             Route("/v1/{path:path}", proxy),
         ],
         redirect_slashes=False,

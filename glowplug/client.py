@@ -150,6 +150,13 @@ class Client:
         """Delete the function and end its replicas. Raises NotFound."""
         self._call("DELETE", f"/v1/functions/{_segment(name)}")
 
+    def decisions(self, name: str, *, limit: int = 20) -> Json:
+        """Why the function has its replicas: its last events, the newest first, and what is next.
+
+        Raises NotFound.
+        """
+        return self._call("GET", f"/v1/functions/{_segment(name)}/decisions?limit={limit:d}")
+
     def prewarms(self, function: str) -> list[Json]:
         """The function's scheduled prewarms with their next runs. Raises NotFound."""
         listing: list[Json] = self._call("GET", _prewarm_path(function))["data"]

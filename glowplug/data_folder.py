@@ -2,6 +2,7 @@
 
     registry.sqlite   the deployed functions
     traffic.sqlite    the functions' traffic history
+    decisions.sqlite  the functions' last decisions
     cache/            the node cache: sealed snapshots
     logs/             of the server, the pod and its replicas
     lock              held by the server that runs; its process id
@@ -34,6 +35,11 @@ class DataFolder:
     def traffic(self) -> Path:
         """The traffic history's SQLite file."""
         return self.root / "traffic.sqlite"
+
+    @property
+    def decisions(self) -> Path:
+        """The decision log's SQLite file."""
+        return self.root / "decisions.sqlite"
 
     @property
     def cache(self) -> Path:

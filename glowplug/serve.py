@@ -31,6 +31,7 @@ from glowplug.errors import GlowplugError, NotFound
 from glowplug.http_protocol import JsonErrorProtocol
 from glowplug.keys_file import read_keys
 from scaler.app import Scaler
+from scaler.decisions_file import KeptDecisions
 from scaler.fleets.local import LocalFleet
 from scaler.history import TrafficHistory
 from scaler.registry import SqliteRegistry
@@ -96,6 +97,9 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
         traffic = Traffic(data.traffic)
         parts.push_async_callback(traffic.stop)
         await traffic.start(registry)
+        decisions = KeptDecisions(data.decisions)
+        parts.push_async_callback(decisions.stop)
+        await decisions.start(registry)
         cache = NodeCache(data.cache)
         cache.set_limit(settings.cache_limit_bytes)
         await asyncio.to_thread(trim, cache)
@@ -114,6 +118,7 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             standbys=lambda: fleet.standbys,
             record=traffic.record,
             traffic=traffic,
+            decisions=decisions.log,
         )
         await scaler.start()
         parts.push_async_callback(scaler.stop)
@@ -129,6 +134,7 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             metrics=[scaler.metrics.text, fleet.series.text],
             history=TrafficHistory(traffic),
             forecast=scaler.forecasts.report,
+            explanations=scaler.explanations,
         )
         parts.push_async_callback(app.stop)  # where a second signal has ended the server before
         server = _Server(

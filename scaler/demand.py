@@ -122,6 +122,12 @@ class DemandTable:
         total = self._functions.get(function)
         return total.queued if total else 0
 
+    def last_active_s(self, function: str) -> float | None:
+        """The last arrival or completion that was reported."""
+        total = self._functions.get(function)
+        heard = total.reporters.values() if total else ()
+        return max((each.report.last_active_s for each in heard), default=None)
+
     def forget(self, function: str) -> None:
         """The function is deleted."""
         self._functions.pop(function, None)

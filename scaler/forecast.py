@@ -25,7 +25,7 @@ from zoneinfo import ZoneInfo
 
 from scaler.local_time import BIN_MINUTES, BIN_S, BINS_PER_DAY, BINS_PER_WEEK
 from scaler.minutes import Minute
-from scaler.outlook import Floor
+from scaler.outlook import Floor, Source
 from scaler.peaks import Peaks
 from scaler.profiles import AHEAD, Expected, Profiles
 from scaler.rates import Season
@@ -151,6 +151,7 @@ class Forecast:
                         until_s=until_s,
                         replicas=replicas,
                         reason="",
+                        source=Source.FORECAST,
                     )
                 )
         return tuple(replace(floor, reason=self._reason(floor)) for floor in floors)

@@ -16,6 +16,7 @@ from glowplug.contracts import Function, Registry
 from glowplug.spec import FunctionSpec
 from scaler.backtest import Backtest, backtest
 from scaler.forecast import KEPT_MINUTES, Forecast, Terms, bins_of
+from scaler.forecast_error import LastHour
 from scaler.forecast_report import report, verdict_of
 from scaler.idle import cold_start_cost
 from scaler.local_time import BIN_MINUTES, BIN_S
@@ -49,6 +50,7 @@ class _Learned:
     forecast: Forecast
     backtest: Backtest
     tested_s: float
+    last_hour: LastHour
     season: Season | None = None  # as it was foretold last
 
 
@@ -77,6 +79,11 @@ class Forecasts:
         """What to raise the function to in the next two hours, and its season, in Unix time; None
         where its forecast is not acted on."""
         return self._outlooks.get(function)
+
+    def error(self, function: str) -> float | None:
+        """Foretold minus actual requests of the past hour, where it is kept up to date."""
+        learned = self._learned.get(function)
+        return learned.last_hour.error if learned else None
 
     async def run(self) -> None:
         """Update all after each five minutes and each change of a function, until cancelled."""
@@ -152,7 +159,7 @@ class Forecasts:
                     spec.name, from_bin * BIN_MINUTES, until_bin * BIN_MINUTES
                 )
                 for each in bins_of(minutes, from_bin=from_bin, until_bin=until_bin):
-                    learned.forecast.learn(*each)
+                    learned.last_hour.learn(learned.forecast, *each)
         if not verdict_of(spec, learned.backtest, learned.forecast).acts:
             return learned, None
         season = learned.season
@@ -168,7 +175,12 @@ class Forecasts:
         tested, forecast = await asyncio.to_thread(
             backtest, minutes, terms, until_minute=until_minute
         )
-        return _Learned(forecast=forecast, backtest=tested, tested_s=now_s)
+        return _Learned(
+            forecast=forecast,
+            backtest=tested,
+            tested_s=now_s,
+            last_hour=LastHour(tested.past, forecast),
+        )
 
     def _terms(self, spec: FunctionSpec) -> Terms:
         start_s = self._start_s(spec.name)

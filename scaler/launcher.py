@@ -13,7 +13,9 @@ from typing import Any
 
 from glowplug.contracts import Assignment, Fleet, Replica, ReplicaState
 from glowplug.errors import GlowplugError
+from glowplug.explanation import EventKind
 from glowplug.spec import FunctionSpec
+from scaler.decisions import DecisionLog
 from scaler.metrics import ScalerMetrics
 from scaler.state import Entry, State, Tracked
 
@@ -32,6 +34,7 @@ class Launcher:
         fleet: Fleet,
         state: State,
         metrics: ScalerMetrics,
+        decisions: DecisionLog,
         changed: Callable[[str], None],
         snapshot_lost: Callable[[Tracked], bool],
         now: Callable[[], float],
@@ -43,6 +46,7 @@ class Launcher:
         self._fleet = fleet
         self._state = state
         self._metrics = metrics
+        self._decisions = decisions
         self._changed = changed
         self._snapshot_lost = snapshot_lost
         self._now = now
@@ -69,6 +73,7 @@ class Launcher:
             accelerator=spec.accelerator,
         )
         _log.info("%s: starting replica %s", spec.name, assignment.replica)
+        self._note(EventKind.STARTING, spec.name, assignment.replica, "")
         entry = self._state.replicas.expect(assignment, now_s=self._now(), cold=tracked.got)
         entry.pending = self._spawn(self._assign(assignment))
 
@@ -84,6 +89,7 @@ class Launcher:
         """
         replica = entry.replica
         _log.info("%s: releasing replica %s: %s", replica.function, replica.id, why)
+        self._note(EventKind.RELEASED, replica.function, replica.id, why)
         if drain_s is None:
             drain_s = self._drain_s(replica.function)
         if entry.pending is not None:  # the fleet may not know it yet, so it may never report it
@@ -160,11 +166,14 @@ class Launcher:
             _log.info("%s: found replica %s, %s", replica.function, replica.id, replica.state)
             table.adopt(replica, now_s=self._now())
         else:
-            was_ready = entry.ready_at_s is not None
+            was_ready, was_asleep = entry.ready_at_s is not None, entry.replica.asleep
             if not table.update(entry, replica, now_s=self._now()):
                 return
             if entry.ready and not was_ready:
                 self._became_ready(entry)
+            if replica.asleep != was_asleep:
+                kind = EventKind.SLEPT if replica.asleep else EventKind.WOKE
+                self._note(kind, replica.function, replica.id, "")
         self._changed(replica.function)
 
     async def _assign(self, assignment: Assignment) -> None:
@@ -227,6 +236,8 @@ class Launcher:
         replica = entry.replica
         took_s = self._now() - entry.since_s
         _log.info("%s: replica %s is ready after %.3f s", replica.function, replica.id, took_s)
+        how = f"after {took_s:.3f} s, from {replica.start_kind}"
+        self._note(EventKind.READY, replica.function, replica.id, how)
         tracked = self._state.functions.get(replica.function)
         if tracked is not None:
             self._metrics.started(replica, took_s=took_s)
@@ -244,6 +255,7 @@ class Launcher:
         tracked = self._state.functions.get(replica.function)
         if entry.released or replica.state is ReplicaState.DRAINING:
             _log.info("%s: replica %s is gone", replica.function, replica.id)
+            self._note(EventKind.ENDED, replica.function, replica.id, "")
             if tracked is not None and entry.ready_at_s is not None:
                 tracked.breaker = tracked.breaker.ended_well()
         elif entry.ready_at_s is None:
@@ -254,6 +266,7 @@ class Launcher:
                 self._start_failed(replica, reason)
         else:
             _log.warning("%s: replica %s died: %s", replica.function, replica.id, reason)
+            self._note(EventKind.DIED, replica.function, replica.id, reason)
             if tracked is not None and replica.revision == tracked.revision:
                 lived_s = now_s - entry.ready_at_s
                 tracked.breaker = tracked.breaker.died(now_s, lived_s=lived_s, cause=reason)
@@ -264,6 +277,7 @@ class Launcher:
         tracked = self._state.functions.get(replica.function)
         if tracked is not None:
             self._metrics.start_failed(replica.function)
+            self._note(EventKind.START_FAILED, replica.function, replica.id, cause)
         if tracked is not None and replica.revision == tracked.revision:
             tracked.breaker = tracked.breaker.start_failed(now_s, cause)
             _log.warning(
@@ -275,6 +289,9 @@ class Launcher:
                 max(0.0, tracked.breaker.retry_at_s - now_s),
             )
         self._changed(replica.function)
+
+    def _note(self, kind: EventKind, function: str, replica: str, reason: str) -> None:
+        self._decisions.note(function, kind, reason, replica=replica)
 
     def _drain_s(self, function: str) -> float:
         tracked = self._state.functions.get(function)

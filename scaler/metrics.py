@@ -12,7 +12,10 @@ from prometheus_client.registry import Collector
 
 from glowplug.contracts import Replica, ReplicaState
 from glowplug.metrics import SECONDS, new_registry, text_of
+from scaler.decisions import DecisionLog
 from scaler.state import State
+from scaler.usage import Usage
+from scaler.usage_metrics import UsageMetrics
 
 _STAGE_SECONDS = (0.001, 0.0025, 0.005, *SECONDS[1:-1])
 
@@ -21,7 +24,16 @@ class ScalerMetrics:
     """What one scaler measures. `standbys` says how many its fleet has ready, by class of
     accelerator."""
 
-    def __init__(self, state: State, *, standbys: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        state: State,
+        *,
+        standbys: Callable[[], Mapping[str, int]],
+        usage: Usage,
+        decisions: DecisionLog,
+        forecast_error: Callable[[str], float | None] = lambda _: None,
+    ) -> None:
+        self.usage = usage
         self.registry = registry = new_registry()
         self._starts = Histogram(
             "glowplug_start_seconds",
@@ -45,6 +57,9 @@ class ScalerMetrics:
         )
         registry.register(_Standbys(standbys))
         registry.register(_Replicas(state))
+        registry.register(
+            UsageMetrics(state, usage=usage, decisions=decisions, forecast_error=forecast_error)
+        )
 
     def started(self, replica: Replica, *, took_s: float) -> None:
         """A replica is ready."""
@@ -60,6 +75,7 @@ class ScalerMetrics:
         """The function is deleted."""
         for metric in (self._starts, self._stages, self._failures):
             metric.remove_by_labels({"function": function})
+        self.usage.forget(function)
 
     def text(self) -> str:
         """All of them in Prometheus' text format."""

@@ -7,11 +7,19 @@ lowers for them.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from scaler.rates import Season
 
 # Before the first start of a function is measured.
 DEFAULT_START_S = 4.0
+
+
+class Source(Enum):
+    """What asks for a floor."""
+
+    SCHEDULE = "schedule"
+    FORECAST = "forecast"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +31,7 @@ class Floor:
     until_s: float
     replicas: int
     reason: str  # for people: "prewarm 'morning' 08:00 Europe/Berlin"
+    source: Source = Source.SCHEDULE
 
 
 @dataclass(frozen=True, kw_only=True)

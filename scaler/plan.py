@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from glowplug.spec import FunctionSpec
 from scaler import idle
+from scaler.basis import Basis
 from scaler.idle import Verdict
 from scaler.load import NO_LOAD, Load, observe
 from scaler.outlook import Outlook, highest, next_edge
@@ -81,6 +82,7 @@ class Decision:
     sleep: bool = False  # those that stay have been idle long enough to sleep
     span: Span | None = None  # of idleness that has passed, for `learn`
     recheck_s: float = math.inf  # without news nothing changes before that time, from now
+    basis: Basis | None = None  # what it was made from
 
 
 def target_per_replica(spec: FunctionSpec) -> int:
@@ -214,6 +216,7 @@ def _decide(
         span=span,
         recheck_s=recheck_s,
         sleep=not active and floor is None and spec.sleep_s is not None and idle_s >= spec.sleep_s,
+        basis=Basis(demand, counts, idle_s, before, wanted.replicas, outlook, floor, verdict),
     )
 
 

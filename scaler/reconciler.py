@@ -13,9 +13,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from glowplug.contracts import Fleet, Function, Registry, Sealer
+from glowplug.explanation import EventKind
 from glowplug.spec import FunctionSpec
 from scaler import rollout
 from scaler.breaker import Breaker
+from scaler.decisions import DecisionLog
 from scaler.demand import DemandTable
 from scaler.endpoints import ScalerEndpoints
 from scaler.launcher import Launcher
@@ -42,6 +44,7 @@ class Reconciler:
         demand: DemandTable,
         endpoints: ScalerEndpoints,
         metrics: ScalerMetrics,
+        decisions: DecisionLog,
         outlooks: Outlooks,
         now: Callable[[], float],
         tick_s: float,
@@ -53,6 +56,7 @@ class Reconciler:
         self._demand = demand
         self._endpoints = endpoints
         self._metrics = metrics
+        self._decisions = decisions
         self._outlooks = outlooks
         self._now = now
         self._shared = Shared(since_s=now(), at_s=now())
@@ -62,6 +66,7 @@ class Reconciler:
             fleet=fleet,
             state=state,
             metrics=metrics,
+            decisions=decisions,
             changed=self._changed,
             snapshot_lost=self._snapshot_lost,
             now=now,
@@ -84,6 +89,11 @@ class Reconciler:
         self._forgetting: set[asyncio.Task[None]] = set()
         registry.subscribe(lambda _: self._registry_changed.set())
         demand.subscribe(self._demand_edge)
+
+    @property
+    def shared(self) -> Shared:
+        """What is learned over all functions."""
+        return self._shared
 
     async def start(self) -> None:
         """Read what is deployed and what runs, then begin. Returns once both are known."""
@@ -141,6 +151,8 @@ class Reconciler:
             decision = decisions[name]
             if decision.desired != tracked.desired:
                 _log.info("%s: %s", name, decision.reason)
+            self._decisions.decided(tracked, decision, now_s)
+            self._metrics.usage.touch(name)  # reporters that were silent are gone from the demand
             tracked.decision = decision
             self._launcher.release_stuck(tracked)
             self._carry_out(tracked, demands[name], now_s, why=decision.reason)
@@ -228,8 +240,10 @@ class Reconciler:
             tracked = known.get(name)
             if tracked is None:
                 known[name] = Tracked(function=function)
+                self._decisions.deployed(function, starting=not self._functions_known.is_set())
             elif function != tracked.function:
                 if function.updated_s != tracked.function.updated_s:  # deployed again: try again
+                    self._decisions.deployed(function)
                     tracked.breaker = Breaker()
                     tracked.recovering = tracked.got = False
                 sealed = function.snapshot is not None or function.failure is not None
@@ -244,6 +258,7 @@ class Reconciler:
             del known[name]
             self._demand.forget(name)
             self._metrics.forget(name)
+            self._decisions.forget(name)
             self._outlooks.forget(name)
             self._endpoints.refresh(name)
         self._sealing.ensure(functions)
@@ -252,6 +267,10 @@ class Reconciler:
     def _update(self, tracked: Tracked, function: Function) -> None:
         if function.snapshot is not None and function.snapshot != tracked.function.snapshot:
             self._launcher.prefetch(function.snapshot)  # just sealed: calls are likely soon
+            digest = function.snapshot.removeprefix("sha256-")[:12]
+            self._decisions.note(tracked.name, EventKind.SEALED, f"as {digest}")
+        if function.failure is not None and function.failure != tracked.function.failure:
+            self._decisions.note(tracked.name, EventKind.SEAL_FAILED, function.failure)
         tracked.function = function
 
     def _snapshot_lost(self, tracked: Tracked) -> bool:

@@ -5,7 +5,7 @@ Plain data on one event loop; nothing here waits or decides.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from glowplug.contracts import Assignment, Function, Replica, ReplicaState, StartKind
@@ -87,6 +87,7 @@ class ReplicaTable:
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
         self._of: dict[str, dict[str, Entry]] = {}  # the same entries by function
+        self.on_change: Callable[[str], None] = lambda _: None  # a function's replicas or states
 
     def get(self, replica: str) -> Entry | None:
         """The replica's entry, unless it is gone."""
@@ -95,6 +96,12 @@ class ReplicaTable:
     def of(self, function: str) -> list[Entry]:
         """The function's replicas, oldest first."""
         return sorted(self._of.get(function, {}).values(), key=lambda entry: entry.since_s)
+
+    def loading(self, function: str) -> tuple[int, int]:
+        """How many of its replicas have never been ready, and how many have."""
+        entries = self._of.get(function, {}).values()
+        loading = sum(entry.ready_at_s is None for entry in entries)
+        return loading, len(entries) - loading
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(list(self._entries.values()))
@@ -117,10 +124,7 @@ class ReplicaTable:
 
     def adopt(self, replica: Replica, *, now_s: float) -> Entry:
         """Add a replica that runs already."""
-        entry = self._add(replica, now_s)
-        if entry.ready:
-            entry.ready_at_s = now_s
-        return entry
+        return self._add(replica, now_s)
 
     def update(self, entry: Entry, replica: Replica, *, now_s: float) -> bool:
         """Take over the fleet's view; False when it is older than ours and so ignored."""
@@ -129,6 +133,7 @@ class ReplicaTable:
         entry.replica = replace(replica, start_kind=StartKind.COLD) if entry.cold else replica
         if entry.ready and entry.ready_at_s is None:
             entry.ready_at_s = now_s
+        self.on_change(replica.function)
         return True
 
     def release(self, entry: Entry) -> None:
@@ -144,11 +149,15 @@ class ReplicaTable:
             del of_function[replica]
             if not of_function:
                 del self._of[entry.replica.function]
+            self.on_change(entry.replica.function)
 
     def _add(self, replica: Replica, now_s: float) -> Entry:
         entry = Entry(replica=replica, since_s=now_s)
+        if entry.ready:
+            entry.ready_at_s = now_s
         self._entries[replica.id] = entry
         self._of.setdefault(replica.function, {})[replica.id] = entry
+        self.on_change(replica.function)
         return entry
 
 

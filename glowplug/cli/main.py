@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from glowplug.cli import demo, forecast, functions, history, invoke, prewarm, serve, snapshots
+from glowplug.cli import demo, forecast, functions, history, invoke, prewarm, serve, snapshots, why
 from glowplug.errors import GlowplugError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command()(functions.deploy)
 app.command()(functions.ls)
 app.command()(functions.describe)
 app.command()(forecast.forecast)
+app.command()(why.why)
 app.command()(invoke.invoke)
 app.command()(invoke.chat)
 app.command()(functions.rm)

@@ -11,8 +11,10 @@ from glowplug.contracts import DemandReport
 from glowplug.spec import FunctionSpec
 from runtime.engine.limits import EngineStats
 from runtime.server.metrics import ReplicaMetrics
+from scaler.decisions import DecisionLog
 from scaler.metrics import ScalerMetrics
 from scaler.state import State, Tracked
+from scaler.usage import Present, Usage
 from tests.unit.contracts.test_api_docs import rows, section
 
 OPERATIONS = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
@@ -38,7 +40,15 @@ def scaler() -> CollectorRegistry:
     state = State()
     spec = FunctionSpec(name="f", model="/m")
     state.functions["f"] = Tracked(function=Function(spec=spec, generation=1))
-    return ScalerMetrics(state, standbys=lambda: {"cpu": 1}).registry
+    usage = Usage(present=lambda _: Present(0, 1, 0), deployed=lambda _: True, now=lambda: 0.0)
+    metrics = ScalerMetrics(
+        state,
+        standbys=lambda: {"cpu": 1},
+        usage=usage,
+        decisions=DecisionLog(),
+        forecast_error=lambda _: 1.0,
+    )
+    return metrics.registry
 
 
 def replica() -> CollectorRegistry:
