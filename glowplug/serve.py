@@ -14,7 +14,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -27,15 +27,17 @@ from activator.auth import Identity
 from activator.limits import Limits
 from glowplug.contracts import Registry
 from glowplug.data_folder import DataFolder
-from glowplug.errors import GlowplugError, NotFound
+from glowplug.errors import CorruptSnapshot, GlowplugError, NotFound
 from glowplug.http_protocol import JsonErrorProtocol
 from glowplug.keys_file import read_keys
 from scaler.app import Scaler
+from scaler.budget import Budget
 from scaler.decisions_file import KeptDecisions
 from scaler.fleets.local import LocalFleet
 from scaler.history import TrafficHistory
 from scaler.registry import SqliteRegistry
 from scaler.traffic import Traffic
+from scaler.warm_pool import Pool
 from snapshot.adapter_store import AdapterStore
 from snapshot.eviction import trim
 from snapshot.node_cache import NodeCache
@@ -61,6 +63,7 @@ class ServeSettings:
     port: int  # 0: a free one
     data: Path
     standbys: int
+    max_standbys: int
     keys: Path | None  # API keys; None: no authentication
     public_url: str | None  # how clients reach this server; None: as each request's Host says
     log_level: str
@@ -68,6 +71,8 @@ class ServeSettings:
     verify: str = "never"  # how much of a snapshot is checked before it is served
     store: str | None = None  # s3://BUCKET/PREFIX that snapshots are fetched from and pushed to
     store_endpoint: str | None = None  # of an S3-compatible service
+    replica_budget: int | None = None  # replicas of all functions together
+    memory_budget_bytes: int | None = None  # their memory together
     trust: tuple[Path, ...] = ()  # public keys, of which one must have signed a snapshot
 
 
@@ -117,6 +122,9 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             sealer=supply,
             standbys=lambda: fleet.standbys,
             record=traffic.record,
+            pool=Pool(least=settings.standbys, most=max(settings.standbys, settings.max_standbys)),
+            budget=_budget(settings),
+            weights_bytes=_weights_bytes(cache),
             traffic=traffic,
             decisions=decisions.log,
         )
@@ -150,6 +158,27 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             )
         )
         await server.serve(sockets=[listener])
+
+
+def _budget(settings: ServeSettings) -> Budget | None:
+    if settings.replica_budget is None and settings.memory_budget_bytes is None:
+        return None
+    return Budget(replicas=settings.replica_budget, memory_bytes=settings.memory_budget_bytes)
+
+
+def _weights_bytes(cache: NodeCache) -> Callable[[str], int]:
+    """Of a snapshot, 0 while it is not here."""
+    known: dict[str, int] = {}
+
+    def of(digest: str) -> int:
+        if digest not in known:
+            try:
+                known[digest] = cache.size_bytes(digest)
+            except (NotFound, CorruptSnapshot):  # it is got, or made, again before a start
+                return 0
+        return known[digest]
+
+    return of
 
 
 def _max_replicas() -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from glowplug.contracts import DemandReport, Fleet, Registry, Sealer
+from scaler.budget import Budget
 from scaler.decisions import DecisionLog
 from scaler.demand import DemandTable
 from scaler.endpoints import ScalerEndpoints
@@ -20,6 +21,7 @@ from scaler.outlooks import Outlooks, start_s
 from scaler.reconciler import Reconciler
 from scaler.state import State
 from scaler.usage import Present, Usage
+from scaler.warm_pool import Pool
 
 
 class Scaler:
@@ -39,12 +41,16 @@ class Scaler:
         record: Callable[[DemandReport, int], None] | None = None,
         traffic: TrafficReader | None = None,
         decisions: DecisionLog | None = None,
+        pool: Pool | None = None,
+        budget: Budget | None = None,
+        weights_bytes: Callable[[str], int] = lambda _snapshot: 0,
     ) -> None:
         """`now` must be the clock of the demand reports, `wall` is Unix time. `retry_s` is the
         first wait after a failed call to the registry, the fleet or the sealer. `standbys` is how
         many the fleet has ready by class of accelerator, for the metrics. `record` takes what
         DemandTable's does: the traffic history. `traffic` is what forecasts are made from; None:
-        there are none. `decisions` is where those are told; by default in memory."""
+        there are none. `decisions` is where those are told; by default in memory. `pool`,
+        `budget` and `weights_bytes` are the reconciler's."""
         self._state = state = State()
         decisions = decisions or DecisionLog(wall=wall)
         self.forecasts = Forecasts(
@@ -75,6 +81,9 @@ class Scaler:
             now=now,
             tick_s=tick_s,
             retry_s=retry_s,
+            pool=pool,
+            budget=budget,
+            weights_bytes=weights_bytes,
         )
         self.explanations = ScalerExplanations(
             state,

@@ -57,14 +57,13 @@ class ScalerEndpoints:
         if tracked is None:
             raise unknown_function(function)
         state, reason = self._describe(tracked)
-        decision = tracked.decision
         return FunctionStatus(
             state=state,
             reason=reason,
             sealing_progress=tracked.sealing_progress,
             snapshot=tracked.function.snapshot,
             desired=tracked.desired,
-            desired_reason=decision.reason if decision else "not decided yet",
+            desired_reason=_reason(tracked),
             replicas=[
                 entry.replica
                 for entry in self._state.replicas.of(function)
@@ -173,3 +172,11 @@ class ScalerEndpoints:
             cause = tracked.breaker.cause
             return f"the revision before answers: {tracked.revision} does not start: {cause}"
         return f"the revision before answers until {tracked.revision} is ready"
+
+
+def _reason(tracked: Tracked) -> str:
+    """Why so many are wanted, and why it gets fewer."""
+    if tracked.decision is None:
+        return "not decided yet"
+    short = tracked.share and tracked.share.reason
+    return f"{tracked.decision.reason}; {short}" if short else tracked.decision.reason

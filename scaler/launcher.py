@@ -117,6 +117,10 @@ class Launcher:
                 drain_s = self._drain_s(entry.replica.function)
                 self._spawn(self._tell_release(entry.replica.id, drain_s=drain_s))
 
+    def keep_standbys(self, count: int) -> None:
+        """Have the fleet keep so many."""
+        self._spawn(self._tell_standbys(count))
+
     def prefetch(self, snapshot: str) -> None:
         """Tell the fleet that a first assignment of this snapshot is likely soon."""
         self._spawn(self._tell_prefetch(snapshot))
@@ -210,6 +214,12 @@ class Launcher:
             entry = self._state.replicas.get(replica)
             if entry is not None:
                 entry.unreleased = True
+
+    async def _tell_standbys(self, count: int) -> None:
+        try:
+            await self._fleet.set_standbys(count)
+        except Exception:  # only speed or memory is lost
+            _log.exception("the fleet did not take that it is to keep %d standbys", count)
 
     async def _tell_prefetch(self, snapshot: str) -> None:
         try:

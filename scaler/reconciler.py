@@ -15,18 +15,20 @@ from dataclasses import replace
 from glowplug.contracts import Fleet, Function, Registry, Sealer
 from glowplug.explanation import EventKind
 from glowplug.spec import FunctionSpec
-from scaler import rollout
+from scaler import allotment, rollout, warm_pool
 from scaler.breaker import Breaker
+from scaler.budget import Budget, share
 from scaler.decisions import DecisionLog
 from scaler.demand import DemandTable
 from scaler.endpoints import ScalerEndpoints
 from scaler.launcher import Launcher
 from scaler.metrics import ScalerMetrics
 from scaler.outlooks import Outlooks
-from scaler.plan import Demand, learn, plan
+from scaler.plan import learn, plan
 from scaler.rates import Shared
 from scaler.sealing import Outcome, Sealing
 from scaler.state import State, Tracked
+from scaler.warm_pool import Pool
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +51,18 @@ class Reconciler:
         now: Callable[[], float],
         tick_s: float,
         retry_s: float,
+        pool: Pool | None = None,
+        budget: Budget | None = None,
+        weights_bytes: Callable[[str], int] = lambda _snapshot: 0,
     ) -> None:
-        """`retry_s` is the first wait after a failed call to the registry, fleet or sealer."""
+        """`retry_s` is the first wait after a failed call to the registry, fleet or sealer. Without
+        a `pool` the fleet keeps the standbys it has. `weights_bytes` is what a snapshot's weights
+        take in memory, for the budget."""
+        self._pool = pool
+        self._standbys = pool.least if pool else 0
+        self._fewer_since_s = now()
+        self._budget = budget
+        self._weights_bytes = weights_bytes
         self._registry = registry
         self._state = state
         self._demand = demand
@@ -155,23 +167,67 @@ class Reconciler:
             self._metrics.usage.touch(name)  # reporters that were silent are gone from the demand
             tracked.decision = decision
             self._launcher.release_stuck(tracked)
-            self._carry_out(tracked, demands[name], now_s, why=decision.reason)
+        for name in chosen.keys() | self._allot(now_s):
+            self._carry_out(functions[name], now_s)
             self._endpoints.refresh(name)
+
+    def _allot(self, now_s: float) -> set[str]:
+        """Share the budget out anew; the functions that get another share than before."""
+        if self._budget is None:
+            return set()
+        functions = self._state.functions
+        wants = allotment.claims(
+            functions.values(),
+            replicas=self._state.replicas,
+            demand=self._demand,
+            weights_bytes=self._weights_bytes,
+            now_s=now_s,
+        )
+        changed = set()
+        for name, allotted in share(wants, self._budget).items():
+            tracked = functions[name]
+            if allotted != tracked.share:
+                changed.add(name)
+                if allotted.reason and allotted.reason != (tracked.share and tracked.share.reason):
+                    _log.info("%s: %s", name, allotted.reason)
+                tracked.share = allotted
+        return changed
+
+    def fill_pool(self) -> None:
+        """Have the fleet keep as many standbys as starts are to be expected."""
+        if self._pool is None:
+            return
+        now_s = self._now()
+        idle = [
+            tracked
+            for tracked in self._state.functions.values()
+            if not any(entry.live for entry in self._state.replicas.of(tracked.name))
+        ]
+        count = warm_pool.standbys_for(idle, now_s=now_s, shared=self._shared, pool=self._pool)
+        if count >= self._standbys:
+            self._fewer_since_s = now_s
+        if count > self._standbys or now_s - self._fewer_since_s > warm_pool.LOWER_AFTER_S:
+            self._standbys = count
+            self._fewer_since_s = now_s
+            self._launcher.keep_standbys(count)
 
     def _release_all(self, function: str) -> None:
         for entry in self._state.replicas.of(function):
             if not entry.released:
                 self._launcher.release(entry, why="its function is deleted")
 
-    def _carry_out(self, tracked: Tracked, demand: Demand, now_s: float, *, why: str) -> None:
-        snapshot = tracked.function.snapshot
+    def _carry_out(self, tracked: Tracked, now_s: float) -> None:
+        snapshot, share = tracked.function.snapshot, tracked.share
+        why = tracked.decision.reason if tracked.decision else ""
+        if share is not None and share.reason and share.replicas < tracked.desired:
+            why = share.reason
         if snapshot is not None and tracked.desired == 0:  # nobody has waited for it
             tracked.got = False
         situation = rollout.Situation(
             revision=tracked.revision,
             sealed=snapshot is not None,
-            desired=tracked.desired,
-            busy=demand.total > 0,
+            desired=tracked.allowed,
+            busy=self._demand.in_flight(tracked.name) + self._demand.queued(tracked.name) > 0,
             may_start=tracked.breaker.may_start(now_s),
             failing=tracked.breaker.failing,
         )
@@ -179,13 +235,20 @@ class Reconciler:
         for entry, reason in moves.releases:
             self._launcher.release(entry, why=reason)
         if snapshot is not None:
-            for _ in range(moves.starts):
+            for _ in range(moves.starts if share is None else min(moves.starts, share.starts)):
                 self._launcher.start(tracked, snapshot=snapshot)
-        sleep = tracked.decision is not None and tracked.decision.sleep
-        for entry in self._state.replicas.of(tracked.name):
-            if not sleep:
-                entry.told_to_sleep = False
-            elif entry.ready and not entry.told_to_sleep:
+        self._have_sleep(tracked)
+
+    def _have_sleep(self, tracked: Tracked) -> None:
+        """All of an idle function, where its spec says so; the newest, where the budget does."""
+        ready = [entry for entry in self._state.replicas.of(tracked.name) if entry.ready]
+        must = len(ready)
+        if tracked.decision is None or not tracked.decision.sleep:
+            must = tracked.share.asleep if tracked.share else 0
+        for entry in ready[: len(ready) - must]:
+            entry.told_to_sleep = False
+        for entry in ready[len(ready) - must :]:
+            if not entry.told_to_sleep:
                 self._launcher.sleep(entry)
 
     async def _run(self) -> None:
@@ -201,6 +264,8 @@ class Reconciler:
                 tick_at_s = loop.time() + self._tick_s
             try:
                 self.round(None if is_tick else names)
+                if is_tick:
+                    self.fill_pool()
             except Exception:
                 _log.exception("a round failed; the next one follows")
             edge_s = loop.time() + self._outlooks.next_edge_s - self._now()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from glowplug.contracts import Assignment, Function, Replica, ReplicaState, StartKind
 from scaler.breaker import Breaker
+from scaler.budget import Share
 from scaler.plan import Decision
 
 _ORDER = list(ReplicaState)
@@ -22,6 +23,7 @@ class Tracked:
 
     function: Function
     decision: Decision | None = None
+    share: Share | None = None  # of a budget that is short; None: all it wants
     breaker: Breaker = field(default_factory=Breaker)
     sealing_progress: float | None = None  # 0.0 to 1.0 while sealing
     last_start_ms: Mapping[str, float] = field(default_factory=dict)
@@ -45,6 +47,11 @@ class Tracked:
         """Tokens of one sequence, once a replica of the current revision has said it."""
         revision, tokens = self.context
         return tokens if revision == self.revision else None
+
+    @property
+    def allowed(self) -> int:
+        """Replicas of those wanted that the budget has room for."""
+        return self.desired if self.share is None else min(self.desired, self.share.replicas)
 
     @property
     def desired(self) -> int:

@@ -83,6 +83,15 @@ class NodeCache:
             return False
         return True
 
+    def size_bytes(self, digest: str) -> int:
+        """Of the snapshot's files.
+
+        Raises:
+            NotFound: no such snapshot on this node.
+            CorruptSnapshot: its manifest was changed.
+        """
+        return sum(entry.size for entry in read_manifest(self.path(digest)).files.values())
+
     def list(self) -> Sequence[CachedSnapshot]:
         """All snapshots, newest first; damaged ones are left out."""
         found = []

@@ -57,6 +57,18 @@ def serve(
     standbys: Annotated[
         int, typer.Option(metavar="N", min=0, max=64, help="Warm processes that wait for a model.")
     ] = 1,
+    max_standbys: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, max=64, help="As many where more starts are foretold."),
+    ] = 4,
+    replica_budget: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Replicas of all functions together; default: any."),
+    ] = None,
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory of all replicas together, as 80GiB."),
+    ] = None,
     keys: Annotated[
         Path | None, typer.Option(metavar="FILE", help="API keys; without, anybody may call.")
     ] = None,
@@ -90,6 +102,9 @@ def serve(
             port=port,
             data=data.expanduser().absolute(),
             standbys=standbys,
+            max_standbys=max_standbys,
+            replica_budget=replica_budget,
+            memory_budget_bytes=size(memory_budget, "--memory-budget"),
             keys=keys,
             public_url=public_url,
             log_level=log_level,

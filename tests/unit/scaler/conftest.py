@@ -257,8 +257,9 @@ class FakeSealer:
 class House:
     """The scaler and its neighbours. Its own ticks are off: the test says when time passes."""
 
-    def __init__(self):
+    def __init__(self, **options):
         self.clock = Clock()
+        self.options = options
         self.ahead_s = 0.0  # of the wall clock
         self.registry = MemoryRegistry()
         self.fleet = FakeFleet(self.clock)
@@ -277,6 +278,7 @@ class House:
             tick_s=3600.0,
             retry_s=0.01,
             standbys=lambda: {"cpu": 2},
+            **self.options,
         )
 
     async def __aenter__(self):
@@ -362,14 +364,15 @@ class House:
 
 @pytest.fixture
 def run():
-    """Run a scenario: `run(scenario)` gives it a House and a time limit. No task may fail."""
+    """Run a scenario: `run(scenario, **options)` gives it a House, whose scaler has these options,
+    and a time limit. No task may fail."""
 
-    def run_scenario(scenario):
+    def run_scenario(scenario, **options):
         failures = []
 
         async def main():
             asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
-            async with asyncio.timeout(20), House() as house:
+            async with asyncio.timeout(20), House(**options) as house:
                 await scenario(house)
             gc.collect()  # a failed task is noticed when it is collected
 
