@@ -91,16 +91,9 @@ class ScalerExplanations:
 
 def verdict_of(tracked: Tracked, basis: Basis, ahead: Ahead, now_s: float) -> str:
     """What becomes of the replicas, in one sentence."""
-    desired, change = tracked.desired, ahead.change
-    breaker, demand, function = tracked.breaker, basis.demand, tracked.function
-    if not basis.counts.ready and not basis.counts.outdated:
-        if function.failure is not None:
-            return f"its model cannot be sealed ({function.failure})"
-        if function.snapshot is None:
-            return "its model is being sealed" + (", then it starts" if desired else "")
-    if breaker.is_open(now_s):
-        wait = rough(breaker.retry_at_s - now_s)
-        return f"its replicas do not start ({breaker.cause}); the next try is in {wait}"
+    desired, change, demand = tracked.desired, ahead.change, basis.demand
+    if (hindered := _hindered(tracked, basis, now_s)) is not None:
+        return hindered
     when = rough(ahead.until_s - now_s)
     if change is not None:
         why = _bare(change)
@@ -115,6 +108,20 @@ def verdict_of(tracked: Tracked, basis: Basis, ahead: Ahead, now_s: float) -> st
     held = _held(tracked, basis) or "a call is likely enough"
     span = "" if math.isinf(ahead.until_s) else f" for {when} or more"
     return f"kept{span}, as {held}"
+
+
+def _hindered(tracked: Tracked, basis: Basis, now_s: float) -> str | None:
+    """Why none can start now, whatever is wanted."""
+    breaker, function = tracked.breaker, tracked.function
+    if not basis.counts.ready and not basis.counts.outdated:
+        if function.failure is not None:
+            return f"its model cannot be sealed ({function.failure})"
+        if function.snapshot is None:
+            return "its model is being sealed" + (", then it starts" if tracked.desired else "")
+    if breaker.is_open(now_s):
+        wait = rough(breaker.retry_at_s - now_s)
+        return f"its replicas do not start ({breaker.cause}); the next try is in {wait}"
+    return None
 
 
 def _held(tracked: Tracked, basis: Basis) -> str:

@@ -153,6 +153,7 @@ def test_a_model_that_cannot_be_sealed(run):
         await house.tick()
         assert explain(house).verdict == "its model is being sealed, then it starts"
         house.sealer.hold.set()
+        await house.settle()
         await house.ready()
         assert story(house)[-1] is EventKind.READY
 
