@@ -1,4 +1,4 @@
-"""A budget that is short, carried out: who starts, who waits, who sleeps, and what users are told."""
+"""A budget that is short, carried out: who starts, waits and sleeps, and what users are told."""
 
 from scaler.budget import Budget
 

@@ -1,6 +1,7 @@
 """How many standbys are kept: by what is likely to start soon."""
 
 import math
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,9 @@ def test_enough_is_the_smallest_count_that_is(expected):
 
     def up_to(most):
         return sum(
-            math.exp(-expected + k * math.log(expected) - math.lgamma(k + 1)) if expected else k == 0
+            math.exp(-expected + k * math.log(expected) - math.lgamma(k + 1))
+            if expected
+            else k == 0
             for k in range(most + 1)
         )
 
@@ -64,10 +67,11 @@ def test_a_prewarm_that_is_near_has_its_standbys(run):
             "f",
             max_replicas=3,
             schedules=[
-                {"name": "m", "at": "1970-01-01T01:00", "duration": "10m", "min_replicas": 3}
+                {"name": "m", "at": "2028-01-01T01:00", "duration": "10m", "min_replicas": 3}
             ],
         )
-        house.ahead_s = 3600 - 8.0 - 5.0 - house.clock()  # launched in 5 s: 8 s ahead of the start
+        start_s = datetime(2028, 1, 1, 1, tzinfo=UTC).timestamp()
+        house.ahead_s = start_s - 8.0 - 5.0 - house.clock()  # launched in 5 s, 8 s ahead
         await house.tick(0.0)
         house.scaler.reconciler.fill_pool()
         await house.settle()
