@@ -45,6 +45,7 @@ class EventKind(StrEnum):
     ENDED = "ended"  # after that
     DIED = "died"
     BREAKER_OPENED = "breaker_opened"  # callers are refused until the next try
+    SHORT = "short"  # of the replicas that it wants the budget has no room for all
     SERVER_STARTED = "server_started"
 
 

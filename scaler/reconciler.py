@@ -190,6 +190,7 @@ class Reconciler:
                 changed.add(name)
                 if allotted.reason and allotted.reason != (tracked.share and tracked.share.reason):
                     _log.info("%s: %s", name, allotted.reason)
+                    self._decisions.note(name, EventKind.SHORT, allotted.reason)
                 tracked.share = allotted
         return changed
 

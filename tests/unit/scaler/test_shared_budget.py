@@ -1,5 +1,6 @@
 """A budget that is short, carried out: who starts, waits and sleeps, and what users are told."""
 
+from glowplug.explanation import EventKind
 from scaler.budget import Budget
 
 GIB = 2**30
@@ -13,6 +14,10 @@ def test_the_second_function_waits_until_the_first_is_done(run):
         await house.ticks(3)
         assert house.urls("b") == []
         assert "the budget of 1 replica is short" in house.status("b").desired_reason
+        told = house.scaler.explanations.explain("b", limit=10).events
+        assert [event.reason for event in told if event.kind is EventKind.SHORT] == [
+            "the budget of 1 replica is short: kept for 'a' (priority 0)"
+        ]
         assert house.fleet.released == []  # it works
         await house.report("a")  # now it is idle
         await house.tick()
