@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from scaling_figures import Row
 from scaling_world import FIXED, OURS
 
@@ -62,6 +63,8 @@ def draw(path: Path, rows: Sequence[Row], points: Sequence[dict[str, float]]) ->
 
 
 def _pareto(axes: "Axes", rows: Sequence[Row]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     points = defaultdict(dict)  # by policy: the points without those that say the same
     for row in rows:
         if row.policy not in _HIDDEN:
@@ -70,7 +73,7 @@ def _pareto(axes: "Axes", rows: Sequence[Row]) -> None:
     if fixed:
         axes.plot(*zip(*(at for at, _ in fixed), strict=True), "o-", color="#8a94a6", label="fixed")
         for at, row in fixed:
-            axes.annotate(row.policy.removeprefix("fixed "), at, fontsize=7, color="#8a94a6")
+            _label(axes, row.policy.removeprefix("fixed "), at, color="#8a94a6")
     for name, found in points.items():
         if name in FIXED:
             continue
@@ -79,13 +82,21 @@ def _pareto(axes: "Axes", rows: Sequence[Row]) -> None:
         axes.plot(*zip(*found, strict=True), style, color=color, label=name, markersize=5)
         if name == OURS:
             for at, row in found.items():
-                axes.annotate(f"λ {row.cost_s:g}", at, fontsize=7, color="#d9480f")
+                _label(axes, f"λ {row.cost_s:g}", at, color="#d9480f")
     axes.set_xlabel("wasted replica-seconds")
     axes.set_ylabel("cold starts per wake")
-    axes.set_xscale("symlog", linthresh=100)
+    # Roots: a mixture of two policies stays near the line between them, and small ones can be seen.
+    axes.set_xscale("function", functions=(np.sqrt, np.square))
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k")
+    axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.grid(color="#eee")
     axes.legend(fontsize=7)
+
+
+def _label(axes: "Axes", text: str, at: tuple[float, float], *, color: str) -> None:
+    axes.annotate(text, at, (4, 4), textcoords="offset points", fontsize=7, color=color)
 
 
 def _curve(axes: "Axes", points: Sequence[dict[str, float]]) -> None:
