@@ -9,7 +9,7 @@ same plan() that runs in production, with start times drawn from measured ones (
 - azure: an hour of the Azure LLM traces of 2023 (code, conv) thinned to 2% and to 10% into 50
   functions by Zipf(1.2), seeds 0 to 19, λ 30, 60 and 300; nothing is known before the hour starts.
   The policy's constants were chosen on seeds 100 to 119.
-- seasonal: four synthetic weeks of 18 functions, seeds 0 to 2 (chosen on: 100); the last week
+- seasonal: four synthetic weeks of 9 functions, seeds 0 to 2 (chosen on: 100); the last week
   counts. `known rate*` knows the true rate of every five minutes, which nobody can.
 - poisson: noise at rates around 1/λ, where keeping and leaving cost about the same.
 - curve: what a fast restore is worth: J and cold starts against restore time.
@@ -48,7 +48,7 @@ class Size:
     azure_seeds: int = 20
     costs_s: tuple[float, ...] = (30.0, 60.0, 300.0)
     weeks_seeds: tuple[int, ...] = (0, 1, 2)
-    weeks_functions: int = 18
+    weeks_functions: int = 9
     noise_shares: tuple[float, ...] = (0.1, 0.3, 0.5, 0.8, 1.0, 1.3, 2.0, 3.0, 10.0)
     noise_gaps: int = 1000
     noise_functions: int = 5
@@ -198,8 +198,13 @@ def _tasks(
         for seed in size.weeks_seeds:
             args = seed, size.weeks_functions
             for cost_s in size.costs_s:
-                options = {"starts_s": starts_s, "cost_s": cost_s}
-                yield "seasonal", jobs.seasonal_ours, args, options
+                for predictive in ("auto", "off", "on"):
+                    options = {
+                        "starts_s": starts_s,
+                        "cost_s": cost_s,
+                        "predictive": predictive,
+                    }
+                    yield "seasonal", jobs.seasonal_ours, args, options
             options = {"starts_s": starts_s, "costs_s": size.costs_s}
             yield "seasonal", jobs.seasonal_others, args, options
     if "poisson" in parts:

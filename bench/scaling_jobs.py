@@ -3,7 +3,6 @@
 A job is a function of its arguments alone, so that it may run in any process and in any order.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,13 +11,13 @@ from pathlib import Path
 from random import Random
 from time import perf_counter, process_time
 
-from scaling_world import Run, World
+from scaling_world import OURS, SPEC, Run, World
 
 from scaler.idle import WAIT_WEIGHT
 from scaler.outlook import Outlook
-from scaler.seasons import learn_season
 from scaler.simulate import seasonal
-from scaler.simulate.replay import FunctionTraffic
+from scaler.simulate.foresight import Foresight
+from scaler.simulate.glowplug import always
 from scaler.simulate.traffic import Speeds, later, poisson, thinned
 from scaler.traces import Trace, load_azure_llm
 
@@ -76,10 +75,10 @@ def azure(
     """Every policy on one thinned trace; nothing is learned before the hour starts."""
     world = source.world("azure", kind, share, seed=seed, starts_s=starts_s)
     runs = [*world.simple(), world.instant(), world.hybrid()]
-    outlook = Outlook(start_s=world.cautious_start_s)
+    nothing_ahead = always(Outlook(start_s=world.cautious_start_s))
     for cost_s in costs_s:
         runs += [
-            world.ours(cost_s, lambda function, now_s: outlook),
+            world.ours(cost_s, nothing_ahead),
             world.last_value(cost_s),
             world.clairvoyant(cost_s),
         ]
@@ -93,8 +92,7 @@ def curve(
     found = []
     for start_s in starts_s:
         world = source.world("curve", kind, share, seed=seed, starts_s=(start_s,))
-        outlook = Outlook(start_s=start_s)
-        ours = world.ours(None, lambda function, now_s, outlook=outlook: outlook)
+        ours = world.ours(None, always(Outlook(start_s=start_s)))
         found.append((start_s, [ours, *world.simple(), world.clairvoyant(WAIT_WEIGHT * start_s)]))
     return found
 
@@ -133,36 +131,18 @@ def seasonal_others(
 
 
 def seasonal_ours(
-    seed: int, functions: int, *, starts_s: Sequence[float], cost_s: float
+    seed: int, functions: int, *, starts_s: Sequence[float], cost_s: float, predictive: str
 ) -> list[Run]:
-    """The season is learned anew each day from the days before it."""
+    """The forecast is learned from what has come so far, and acted on from the third week on."""
     world = seasonal_world(seed, functions, starts_s)
-    outlook = daily_seasons(world.traffic, from_s=world.from_s, start_s=world.cautious_start_s)
-    return [world.ours(cost_s, outlook)]
+    return [_foretold(world, cost_s, predictive, from_s=_TRAINED_S - seasonal.WEEK_S)]
 
 
-def daily_seasons(
-    traffic: Sequence[FunctionTraffic], *, from_s: float, start_s: float
-) -> Callable[[int, float], Outlook]:
-    """Outlooks with what each past day showed."""
-    minutes = [sorted({int(at_s // 60) for at_s in each.arrivals_s}) for each in traffic]
-    first, known = int(from_s // 60), {}
-
-    def outlook(function: int, now_s: float) -> Outlook:
-        day = int((now_s - from_s) // _DAY_S)
-        if known.get(function, (-1,))[0] != day:
-            until = first + 1440 * day
-            past = minutes[function]
-            season = learn_season(
-                past[: bisect_left(past, until)],
-                from_minute=first,
-                until_minute=until,
-                timezone=traffic[function].timezone,
-            )
-            known[function] = day, Outlook(start_s=start_s, season=season, prewarm=True)
-        return known[function][1]
-
-    return outlook
+def _foretold(world: World, cost_s: float, predictive: str, *, from_s: float) -> Run:
+    spec = SPEC.model_copy(update={"cold_start_cost_s": cost_s, "predictive": predictive})
+    foresight = Foresight(world.traffic, spec, start_s=world.cautious_start_s, from_s=from_s)
+    name = OURS if predictive == "auto" else f"{OURS}, predictive {predictive}"
+    return world.ours(cost_s, foresight, name=name)
 
 
 def noise(
@@ -192,13 +172,12 @@ def noise(
         starts_s=starts_s,
         until_s=until_s,
     )
-    outlook = Outlook(start_s=world.cautious_start_s)
-    ours = world.ours(cost_s, lambda function, now_s: outlook)
+    ours = world.ours(cost_s, always(Outlook(start_s=world.cautious_start_s)))
     return [ours, *world.fixed(), world.clairvoyant(cost_s)]
 
 
 def speed(seed: int, functions: int, *, starts_s: Sequence[float]) -> dict[str, float]:
-    """How long a week of many functions takes, seasons learned each day included."""
+    """How long a week of many functions takes, their forecasts included."""
     traffic = seasonal.weeks(seed, functions, weeks=1)
     world = World(
         part="speed",
@@ -209,9 +188,8 @@ def speed(seed: int, functions: int, *, starts_s: Sequence[float]) -> dict[str, 
         from_s=seasonal.START_S,
         until_s=seasonal.START_S + seasonal.WEEK_S,
     )
-    outlook = daily_seasons(traffic, from_s=world.from_s, start_s=world.cautious_start_s)
     began, worked = perf_counter(), process_time()
-    run = world.ours(60.0, outlook)
+    run = _foretold(world, 60.0, "auto", from_s=world.from_s)
     return {
         "functions": functions,
         "requests": run.requests,

@@ -2,16 +2,15 @@
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from glowplug.spec import FunctionSpec
-from scaler.outlook import Outlook
 from scaler.plan import target_per_replica
 from scaler.simulate import seasonal
 from scaler.simulate.baselines import FixedKeepAlive, HybridHistogram, KedaCooldown, LastValue
-from scaler.simulate.glowplug import Planned
+from scaler.simulate.glowplug import Foretell, Planned
 from scaler.simulate.knative import KnativeAutoscaler
 from scaler.simulate.oracles import Clairvoyant, JustInTime, KnownRate
 from scaler.simulate.replay import FunctionTraffic, Outcome, ScalingPolicy, replay
@@ -83,11 +82,11 @@ class World:
         )
         return self._figures(name, outcomes, cost_s)
 
-    def ours(self, cost_s: float | None, outlook: Callable[[int, float], Outlook]) -> Run:
+    def ours(self, cost_s: float | None, foretell: Foretell, *, name: str = OURS) -> Run:
         """Replay through plan()."""
         spec = SPEC.model_copy(update={"cold_start_cost_s": cost_s})
-        policy = Planned([spec] * len(self.traffic), from_s=self.from_s, outlook=outlook)
-        return self.run(OURS, policy, cost_s)
+        policy = Planned([spec] * len(self.traffic), from_s=self.from_s, foretell=foretell)
+        return self.run(name, policy, cost_s)
 
     def simple(self) -> Iterator[Run]:
         """Of the policies that learn nothing and do not ask what a cold start is worth."""

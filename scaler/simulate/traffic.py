@@ -5,11 +5,13 @@ Pure and seeded. Weeks with seasons are in scaler/simulate/seasonal.py.
 
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from random import Random
 
+from scaler.minutes import Minute
 from scaler.simulate.replay import FunctionTraffic
 from scaler.traces import Trace
 
@@ -64,6 +66,28 @@ def later(traffic: Sequence[FunctionTraffic], since_s: float) -> list[FunctionTr
     return [
         replace(each, arrivals_s=each.arrivals_s[first:], service_s=each.service_s[first:])
         for each, first in zip(traffic, firsts, strict=True)
+    ]
+
+
+def minutes_of(traffic: FunctionTraffic) -> list[Minute]:
+    """The history that a function's requests leave where each is served at once."""
+    arrivals = Counter(int(at_s // 60) for at_s in traffic.arrivals_s)
+    requests = zip(traffic.arrivals_s, traffic.service_s, strict=True)
+    moves = sorted(
+        chain.from_iterable(((at_s, 1), (at_s + service_s, -1)) for at_s, service_s in requests)
+    )
+    peaks: Counter[int] = Counter()
+    running, last = 0, 0
+    for at_s, move in moves:
+        minute = int(at_s // 60)
+        if running:
+            for between in range(last, minute + 1):
+                peaks[between] = max(peaks[between], running)
+        running, last = running + move, minute
+        peaks[minute] = max(peaks[minute], running)
+    return [
+        Minute(minute=minute, arrivals=arrivals[minute], peak=peaks[minute])
+        for minute in sorted(peaks)
     ]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from glowplug.spec import FunctionSpec
 from scaler.outlook import Outlook
 from scaler.simulate.baselines import FixedKeepAlive, LastValue
-from scaler.simulate.glowplug import Planned
+from scaler.simulate.glowplug import Planned, always
 from scaler.simulate.knative import KnativeAutoscaler
 from scaler.simulate.oracles import Clairvoyant, JustInTime, KnownRate, idle_cost
 from scaler.simulate.traffic import poisson
@@ -21,8 +21,8 @@ GAPS_S = st.lists(st.floats(0.001, 2000), min_size=1, max_size=40)
 
 def planned(cost_s):
     spec = FunctionSpec(name="f", model="m", max_replicas=4, cold_start_cost_s=cost_s)
-    outlook = Outlook(start_s=0.0)
-    return Planned([spec], from_s=0.0, outlook=lambda function, now_s: outlook)
+    foretell = always(Outlook(start_s=0.0))
+    return Planned([spec], from_s=0.0, foretell=foretell)
 
 
 def test_idle_cost_by_hand():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from glowplug.spec import FunctionSpec
 from scaler.outlook import Outlook
 from scaler.simulate.baselines import FixedKeepAlive, HybridHistogram
-from scaler.simulate.glowplug import Planned
+from scaler.simulate.glowplug import Planned, always
 from scaler.simulate.knative import KnativeAutoscaler
 from scaler.simulate.replay import replay
 from tests.unit.scaler.simulate.worlds import SECONDS, Script, run, traffic
@@ -144,13 +144,13 @@ class Asked(Script):
 
 def policies():
     spec = FunctionSpec(name="f", model="m", max_replicas=8)
-    outlook = Outlook(start_s=2.0)
+    foretell = always(Outlook(start_s=2.0))
     return [
         FixedKeepAlive(0, per_replica=2),
         FixedKeepAlive(45, per_replica=2),
         HybridHistogram(per_replica=2),
         KnativeAutoscaler(target=2),
-        Planned([spec] * 3, from_s=0.0, outlook=lambda function, now_s: outlook),
+        Planned([spec] * 3, from_s=0.0, foretell=foretell),
     ]
 
 
