@@ -101,7 +101,7 @@ def main() -> None:
     bound = known_rate(measured["seasonal"]) if "seasonal" in measured else {}
     points = curve_points(chain(*found.get("curve", [])), WAIT_WEIGHT)
     rows = [row for table in measured.values() for row in table.rows()]
-    speed = found["speed"][0] if "speed" in found else None
+    speed = found.get("speed", [])
 
     tables.show(rows, ratios, bound, points, speed)
     if options.plot:
@@ -233,7 +233,9 @@ def _tasks(
                     options = {"seed": seed, "starts_s": starts_s, "costs_s": size.costs_s}
                     yield "azure", jobs.azure, (source, kind, share), options
     if "speed" in parts:
-        yield "speed", jobs.speed, (0, size.week_functions), {"starts_s": starts_s}
+        for predictive in ("off", "auto"):
+            options = {"starts_s": starts_s, "predictive": predictive}
+            yield "speed", jobs.speed, (0, size.week_functions), options
 
 
 def _run(tasks: Sequence[Task], *, jobs_at_once: int) -> dict[str, list[Any]]:

@@ -12,6 +12,9 @@ import numpy as np
 from scaling_figures import Row
 from scaling_world import FIXED, OURS
 
+from glowplug.cli.forecast_plot import check as check_format
+from glowplug.errors import GlowplugError
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -21,8 +24,10 @@ _COLUMNS = 3
 
 def check(path: Path) -> None:
     """That this can be drawn, before minutes are spent on what it shows."""
-    if path.suffix not in (".html", ".png"):
-        raise SystemExit(f"--plot {path}: end it in .html or .png")
+    try:
+        check_format(path)
+    except GlowplugError as error:
+        raise SystemExit(str(error)) from None
     if not path.absolute().parent.is_dir():
         raise SystemExit(f"--plot {path}: there is no folder {path.absolute().parent}")
     if importlib.util.find_spec("matplotlib") is None:

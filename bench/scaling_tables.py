@@ -17,7 +17,7 @@ def show(
     ratios: dict[str, dict[str, Ratio]],
     bound: dict[str, Ratio | None],
     points: Sequence[dict[str, float]],
-    speed: dict[str, float] | None,
+    speed: Sequence[dict[str, float | str]],
 ) -> None:
     """Everything that was measured."""
     from rich.console import Console
@@ -28,10 +28,11 @@ def show(
         console.print(_setting(mine))
     if points:
         console.print(_curve(points))
-    if speed:
+    for each in speed:
         console.print(
-            f"\na week of {speed['functions']} functions, {speed['requests']} requests, through "
-            f"plan(): {speed['wall_s']:.1f} s ({speed['processor_s']:.1f} s of processor time)"
+            f"a week of {each['functions']} functions, {each['requests']} requests, through "
+            f"plan(), predictive {each['predictive']}: {each['wall_s']:.1f} s "
+            f"({each['processor_s']:.1f} s of processor time)"
         )
     if ratios:
         console.print(_ratios(ratios, bound))

@@ -37,7 +37,7 @@ class _Known:
     outlook: Outlook
     acts: bool = False
     tested_s: float = float("-inf")
-    renewed_s: float = float("-inf")
+    holds_until_s: float = float("-inf")
 
 
 class Foresight:
@@ -79,10 +79,13 @@ class Foresight:
         known = self._known[function]
         if now_s < self._from_s:
             return known.outlook, self._from_s - now_s
-        if now_s - known.renewed_s >= FLOORS_EVERY_S:
-            known.renewed_s = now_s // FLOORS_EVERY_S * FLOORS_EVERY_S
-            self._renew(known, known.renewed_s)
-        return known.outlook, known.renewed_s + FLOORS_EVERY_S - now_s
+        if now_s >= known.holds_until_s:
+            moment_s = now_s // FLOORS_EVERY_S * FLOORS_EVERY_S
+            self._renew(known, moment_s)
+            known.holds_until_s = moment_s + FLOORS_EVERY_S
+            if not known.acts:
+                known.holds_until_s = known.tested_s + TESTED_EVERY_S
+        return known.outlook, known.holds_until_s - now_s
 
     def _renew(self, known: _Known, now_s: float) -> None:
         until_bin = int(now_s // BIN_S)

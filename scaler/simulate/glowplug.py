@@ -3,12 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from glowplug.spec import FunctionSpec
-from scaler.outlook import Outlook
+from scaler.outlook import Outlook, next_edge
 from scaler.plan import Counts, Decision, Demand, learn, plan
 from scaler.rates import Shared
 from scaler.simulate.replay import Now
-
-_SOON_S = 1e-3
 
 # What lies ahead of a function now, and how many seconds that holds.
 Foretell = Callable[[int, float], tuple[Outlook, float]]
@@ -47,8 +45,10 @@ class Planned:
         if decision.span is not None:
             self._shared = learn(self._shared, now_s, (decision,))
         self._decisions[function] = decision
-        if decision.desired == 0 and now.ready and not now.in_flight + now.queued:
-            return 0, _SOON_S  # the fleet's change is news
+        if decision.desired == 0:
+            # Production learns from an idle time at each of its steps, also at zero; here at its
+            # end: that takes half the time, and costs the policy 0.1%.
+            return 0, min(next_edge(outlook.floors, now_s) - now_s, holds_s)
         return decision.desired, min(decision.recheck_s, holds_s)
 
 

@@ -95,7 +95,7 @@ def test_a_rate_that_changed_is_learned_anew(factor):
         now_s = stream.idle(now_s, rng.expovariate(0.01 * factor))
     middle_s = now_s + 50 / factor
     rate = stream.pattern.idle_from(now_s, stream.shared).rate(middle_s, stream.shared, None)
-    assert 0.5 < rate / (0.01 * factor) < 2
+    assert 1 / 3 < rate / (0.01 * factor) < 3
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
@@ -152,7 +152,7 @@ def test_regular_calls_make_a_shape():
     # At ten minutes a call is far likelier than before.
     at = stream.pattern.idle_from(now_s, stream.shared)
     early, late = (at.rate(now_s + age_s, stream.shared, None) for age_s in (100, 600))
-    assert late > 5 * early
+    assert late > 3 * early
 
 
 @PROPERTY
