@@ -53,6 +53,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python bench/coldstart.py $(ARGS)
 	$(BIN)/python bench/throughput.py $(ARGS)
+	$(BIN)/python bench/scaling.py
 
 clean:
 	rm -rf .venv .glowplug .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,7 +1,7 @@
 """Time to the first token from every tier, stage by stage, beside llama.cpp and transformers.
 
     python bench/coldstart.py [--runs 10] [--quantization int4] [--large] [--prefix]
-        [--peer llama-cpp=ENVIRONMENT] [--peer transformers] [--json]
+        [--peer llama-cpp=ENVIRONMENT] [--peer transformers] [--start-times FILE] [--json]
 
 One function on several `glowplug serve`: one keeps a standby, one does not, one lets its replica
 sleep, one has its snapshot only in S3 (moto's server on loopback, which needs the dev extra). Each
@@ -91,6 +91,8 @@ def main() -> None:
     if prefix is not None:
         result["prefix"] = prefix
     _show(result, samples, tiers)
+    if options.start_times:
+        _write_start_times(options.start_times, samples)
     if options.json:
         print(json.dumps(result))
 
@@ -110,6 +112,9 @@ def _options() -> argparse.Namespace:
         help="llama-cpp or transformers, from a virtual environment (default: this one)",
     )
     parser.add_argument("--peer-runs", type=int, help="default: as --runs")
+    parser.add_argument(
+        "--start-times", type=Path, metavar="FILE", help="write each start's time, for scaling.py"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     return parser.parse_args()
 
@@ -163,6 +168,20 @@ def _result(
         },
         "load_average": os.getloadavg()[0],
     }
+
+
+def _write_start_times(path: Path, samples: dict[str, Samples]) -> None:
+    """What bench/scaling.py draws from: each start over the warm call after it."""
+    times = {
+        "unit": "ms over a warm call",
+        "made": f"python bench/coldstart.py, load average {os.getloadavg()[0]:.1f}",
+        "tiers": {
+            name: [round(max(0.0, ms), 2) for ms in each.over_warm]
+            for name, each in samples.items()
+            if name != "warm"
+        },
+    }
+    path.write_text(json.dumps(times, indent=2) + "\n")
 
 
 def _show(result: dict, samples: dict[str, Samples], tiers: tuple[Tier, ...]) -> None:

@@ -59,6 +59,7 @@ class Outcome:
     """What became of one function."""
 
     requests: int = 0
+    wakes: int = 0  # requests that found the function idle: each could be a cold start
     cold_requests: int = 0  # that waited for a start
     cold_starts: int = 0  # events
     starts: int = 0  # with those that nobody waited for
@@ -164,6 +165,7 @@ class _Run:
         now.arrivals += 1
         if now_s >= self._count_from_s:
             outcome.requests += 1
+            outcome.wakes += was_idle
             outcome.cold_requests += now.ready == 0
             outcome.cold_starts += now.ready == 0 and not function.cold
         function.cold = now.ready == 0
