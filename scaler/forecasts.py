@@ -21,7 +21,7 @@ from scaler.forecast_report import report, verdict_of
 from scaler.idle import cold_start_cost
 from scaler.local_time import BIN_MINUTES, BIN_S
 from scaler.minutes import Minute
-from scaler.outlook import DEFAULT_START_S, Outlook
+from scaler.outlook import DEFAULT_START_S, Floor, Outlook
 from scaler.plan import target_per_replica
 from scaler.rates import Season
 
@@ -160,12 +160,16 @@ class Forecasts:
                 )
                 for each in bins_of(minutes, from_bin=from_bin, until_bin=until_bin):
                     learned.last_hour.learn(learned.forecast, *each)
-        if not verdict_of(spec, learned.backtest, learned.forecast).acts:
+        if not learned.forecast.ready:
             return learned, None
+        # The season only tells the learned idle time when calls begin; what is to be started ahead
+        # of them has to pay.
         season = learned.season
         if season is None or now_s - season.start_s >= SEASON_EVERY_S:
             season = await asyncio.to_thread(learned.forecast.week, now_s)
-        floors = await asyncio.to_thread(learned.forecast.floors, now_s, ahead_s=AHEAD_S)
+        floors: tuple[Floor, ...] = ()
+        if verdict_of(spec, learned.backtest, learned.forecast).acts:
+            floors = await asyncio.to_thread(learned.forecast.floors, now_s, ahead_s=AHEAD_S)
         return replace(learned, season=season), Outlook(floors=floors, season=season)
 
     async def _learn(self, spec: FunctionSpec, reader: TrafficReader, now_s: float) -> _Learned:

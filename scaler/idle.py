@@ -67,6 +67,9 @@ def judge(
     ahead_s = now_s + outlook.start_s if outlook.season else now_s
     rate = pattern.rate(ahead_s, shared, outlook.season)
     worth = cost_s * rate
+    step_s = _next_step(now_s - pattern.since_s)
+    if outlook.season is not None:
+        step_s = min(step_s, outlook.season.lasts_s(ahead_s))
     if running:
         over = idle_s >= shortest_s and worth <= 1.0
         check_s = min(max(idle_s * (worth - 1.0) / 4, _SHORTEST_CHECK_S), _LONGEST_CHECK_S)
@@ -74,10 +77,9 @@ def judge(
             over=over,
             rate=rate,
             cost_s=cost_s,
-            recheck_s=max(shortest_s - idle_s, check_s) if not over else math.inf,
+            recheck_s=max(shortest_s - idle_s, min(check_s, step_s)) if not over else math.inf,
         )
-    recheck_s = _next_step(now_s - pattern.since_s)
-    return Verdict(over=True, rate=rate, cost_s=cost_s, recheck_s=recheck_s)
+    return Verdict(over=True, rate=rate, cost_s=cost_s, recheck_s=step_s)
 
 
 def why_over(verdict: Verdict, idle_s: float) -> str:

@@ -7,7 +7,7 @@ by how long the function has been idle:
     beginning: season × own onset factor                        after more than four
     between:   their geometric mean
 
-- own rate: the function's last fifty or so idle times (older ones fade), Gamma-Poisson;
+- own rate: the function's last hundred or so idle times (older ones fade), Gamma-Poisson;
 - shape: how the rate depends on how long the function has been idle already (follow-ups come soon,
   regular jobs late), one learned over all functions and one of its own;
 - pulse: how busy all functions together are in these seconds beside their last hour: functions that
@@ -29,11 +29,11 @@ from itertools import pairwise
 # Chosen on seeds of the simulator (bench/scaling.py) that are not among the reported ones.
 _PRIOR_RETURNS = 0.5
 _PRIOR_IDLE_S = 150.0
-_FADE = 0.98  # of what was learned, per idle time
+_FADE = 0.99  # of what was learned, per idle time
 _SHAPE_FADE_ALL = 0.9995
 _SHAPE_FADE_OWN = 0.98
-_SHAPE_PRIOR_ALL = 40.0
-_SHAPE_PRIOR_OWN = 20.0
+_SHAPE_PRIOR_ALL = 60.0
+_SHAPE_PRIOR_OWN = 30.0
 _PULSE_S = 30.0
 _USUAL_S = 3600.0
 _PULSE_PRIOR = 10.0
@@ -62,6 +62,10 @@ class Season:
         """The rate now."""
         return self.rates[int((now_s - self.start_s) // self.step_s) % len(self.rates)]
 
+    def lasts_s(self, now_s: float) -> float:
+        """Seconds until the next step."""
+        return self.step_s - (now_s - self.start_s) % self.step_s
+
     def mean(self, since_s: float, until_s: float) -> float:
         """Of the rates between two times."""
         return (self._sum(until_s) - self._sum(since_s)) / (until_s - since_s)
@@ -82,8 +86,10 @@ class Shape:
     expected: tuple[float, ...] = (0.0,) * len(AGES_S)
 
     def factor(self, age: int, prior: float) -> float:
-        """Of the step with this index."""
-        return (prior + self.came[age]) / (prior + self.expected[age])
+        """Around the step with this index, from the one before it to the two behind it: what single
+        steps say is too noisy to let a replica go by."""
+        around = slice(max(0, age - 1), age + 3)
+        return (prior + sum(self.came[around])) / (prior + sum(self.expected[around]))
 
     def learn(self, span: "Span", *, fade: float, scale: Sequence[float] | None = None) -> "Shape":
         """With one more span; `scale` multiplies its expectations. Old counts fade with returns."""
@@ -130,11 +136,11 @@ class Shared:
     def clock(self, now_s: float) -> float:
         """Time on a clock that runs faster the higher the pulse is, in seconds."""
         passed_s = now_s - self.at_s
-        early_s = min(passed_s, 2 * _PULSE_S)
-        passed = early_s * self.pulse(self.at_s + early_s / 2)
-        if passed_s > early_s:
-            passed += (passed_s - early_s) * self.pulse(now_s)
-        return self.clock_s + passed
+        soon_s = min(passed_s, 2 * _PULSE_S)
+        clock_s = self.clock_s + soon_s * self.pulse(self.at_s + _PULSE_S / 2)
+        if passed_s > soon_s:
+            clock_s += (passed_s - soon_s) * self.pulse(self.at_s + 2 * _PULSE_S)
+        return clock_s
 
     def learn(self, now_s: float, span: Span) -> "Shared":
         """A function was idle for this span until now."""
