@@ -37,6 +37,7 @@ class Scaler:
         wall: Callable[[], float] = time.time,
         tick_s: float = 1.0,
         retry_s: float = 1.0,
+        soon_s: float = 0.01,
         standbys: Callable[[], Mapping[str, int]] = dict,
         record: Callable[[DemandReport, int], None] | None = None,
         traffic: TrafficReader | None = None,
@@ -46,7 +47,8 @@ class Scaler:
         weights_bytes: Callable[[str], int] = lambda _snapshot: 0,
     ) -> None:
         """`now` must be the clock of the demand reports, `wall` is Unix time. `retry_s` is the
-        first wait after a failed call to the registry, the fleet or the sealer. `standbys` is how
+        first wait after a failed call to the registry, the fleet or the sealer; `soon_s` how long
+        it may take to learn that a function has become idle or busy. `standbys` is how
         many the fleet has ready by class of accelerator, for the metrics. `record` takes what
         DemandTable's does: the traffic history. `traffic` is what forecasts are made from; None:
         there are none. `decisions` is where those are told; by default in memory. `pool`,
@@ -81,6 +83,7 @@ class Scaler:
             now=now,
             tick_s=tick_s,
             retry_s=retry_s,
+            soon_s=soon_s,
             pool=pool,
             budget=budget,
             weights_bytes=weights_bytes,

@@ -34,6 +34,11 @@ class _Sum:
     arrivals: int = 0  # since the plan last looked
     load: Load = NO_LOAD
 
+    @property
+    def total(self) -> int:
+        """Requests that there are."""
+        return self.in_flight + self.queued
+
 
 class DemandTable:
     """Implements glowplug.contracts.DemandSink.
@@ -57,16 +62,22 @@ class DemandTable:
         self._lived_s = 0.0  # real time, without pauses of this process
         self._functions: dict[str, _Sum] = {}
         self._subscribers: list[Callable[[str], None]] = []
+        self._turn_subscribers: list[Callable[[str], None]] = []
 
     def subscribe(self, edge: Callable[[str], None]) -> None:
         """Call `edge(function)` when a reporter's queue goes from empty to not empty."""
         self._subscribers.append(edge)
+
+    def subscribe_turns(self, turned: Callable[[str], None]) -> None:
+        """Call `turned(function)` when it has become idle, and when it is so no more."""
+        self._turn_subscribers.append(turned)
 
     def report(self, demand: DemandReport) -> None:
         """Replaces that reporter's last report for that function, unless it is older. Never
         blocks."""
         total = self._functions.get(demand.function)
         heard = None if total is None else total.reporters.get(demand.reporter)
+        was_idle = total is None or total.total == 0
         if total is None or heard is None:
             total = self._new_reporter(demand)
             queued_before = 0
@@ -83,10 +94,13 @@ class DemandTable:
         self._observe(total)
         if self._record is not None:
             own = demand.in_flight + demand.queued
-            self._record(demand, total.in_flight + total.queued - own + demand.peak)
+            self._record(demand, total.total - own + demand.peak)
         if demand.queued and not queued_before:
             for edge in self._subscribers:
                 edge(demand.function)
+        if (total.total == 0) is not was_idle:
+            for turned in self._turn_subscribers:
+                turned(demand.function)
 
     def take(self, function: str) -> Demand:
         """What plan is to know; counts the arrivals since the last call."""
@@ -156,7 +170,7 @@ class DemandTable:
                 self._observe(total)
 
     def _observe(self, total: _Sum) -> None:
-        total.load = observe(total.load, self._now(), total.in_flight + total.queued)
+        total.load = observe(total.load, self._now(), total.total)
 
     def _now_s(self) -> float:
         now_s = self._clock()

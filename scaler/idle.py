@@ -56,13 +56,13 @@ def judge(
     it was first called."""
     limit_s = spec.idle_s
     if limit_s is not None:
-        return Verdict(
-            over=idle_s >= limit_s, limit_s=limit_s, recheck_s=max(0.0, limit_s - idle_s)
-        )
+        over = idle_s >= limit_s
+        return Verdict(over=over, limit_s=limit_s, recheck_s=math.inf if over else limit_s - idle_s)
     # A replica that goes at once and comes back at once would do nothing but start.
     shortest_s = max(1.0, 2 * outlook.start_s)
     if pattern is None:
-        return Verdict(over=idle_s >= shortest_s, recheck_s=max(0.0, shortest_s - idle_s))
+        over = idle_s >= shortest_s
+        return Verdict(over=over, recheck_s=math.inf if over else shortest_s - idle_s)
     cost_s = cold_start_cost(spec, outlook)
     ahead_s = now_s + outlook.start_s if outlook.season else now_s
     rate = pattern.rate(ahead_s, shared, outlook.season)

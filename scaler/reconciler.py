@@ -51,12 +51,14 @@ class Reconciler:
         now: Callable[[], float],
         tick_s: float,
         retry_s: float,
+        soon_s: float,
         pool: Pool | None = None,
         budget: Budget | None = None,
         weights_bytes: Callable[[str], int] = lambda _snapshot: 0,
     ) -> None:
-        """`retry_s` is the first wait after a failed call to the registry, fleet or sealer. Without
-        a `pool` the fleet keeps the standbys it has. `weights_bytes` is what a snapshot's weights
+        """`retry_s` is the first wait after a failed call to the registry, fleet or sealer;
+        `soon_s` how long it may take to learn that a function has become idle or busy. Without a
+        `pool` the fleet keeps the standbys it has. `weights_bytes` is what a snapshot's weights
         take in memory, for the budget."""
         self._pool = pool
         self._standbys = pool.least if pool else 0
@@ -74,6 +76,7 @@ class Reconciler:
         self._shared = Shared(since_s=now(), at_s=now())
         self._tick_s = tick_s
         self._retry_s = retry_s
+        self._soon_s = soon_s
         self._launcher = Launcher(
             fleet=fleet,
             state=state,
@@ -94,6 +97,7 @@ class Reconciler:
         )
         self._wake = asyncio.Event()
         self._news: set[str] = set()  # functions to look at before the next tick
+        self._turned: set[str] = set()  # soon in the news
         self._registry_changed = asyncio.Event()
         self._functions_known = asyncio.Event()
         self._replicas_known = asyncio.Event()
@@ -101,6 +105,7 @@ class Reconciler:
         self._forgetting: set[asyncio.Task[None]] = set()
         registry.subscribe(lambda _: self._registry_changed.set())
         demand.subscribe(self._demand_edge)
+        demand.subscribe_turns(self._demand_turned)
 
     @property
     def shared(self) -> Shared:
@@ -282,6 +287,18 @@ class Reconciler:
         """Someone waits: at zero do not let the tick pass first."""
         if not any(entry.live for entry in self._state.replicas.of(function)):
             self._has_news(function)
+
+    def _demand_turned(self, function: str) -> None:
+        """It has become idle, or busy: its idle times are learned from, and are often shorter than
+        a tick. Nobody waits for that, so a caller of many short requests costs no round each."""
+        if not self._turned:
+            asyncio.get_running_loop().call_later(self._soon_s, self._look_at_turned)
+        self._turned.add(function)
+
+    def _look_at_turned(self) -> None:
+        self._news |= self._turned
+        self._turned.clear()
+        self._wake.set()
 
     def _changed(self, function: str) -> None:
         """Its replicas, its spec or its snapshot."""

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,13 @@ class Serve:
 StartServe = Callable[..., Serve]  # takes further options of `glowplug serve`
 
 
-def start_serve(data: Path, *options: str) -> Serve:
-    """Run `glowplug serve` on a free port; returns when it says that it listens."""
+def start_serve(
+    data: Path, *options: str, program: Sequence[str] = ("-m", "glowplug", "serve")
+) -> Serve:
+    """Run `glowplug serve` on a free port; returns when it says that it listens. `program` is what
+    Python runs, another one must take the same options."""
     data.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "glowplug", "serve", "--port", "0", "--data", str(data)]
+    command = [sys.executable, *program, "--port", "0", "--data", str(data)]
     stderr_path = data / "stderr.txt"
     with stderr_path.open("ab") as stderr:
         process = subprocess.Popen(

@@ -34,6 +34,7 @@ class Planned:
                     queued=now.queued,
                     arrivals=0 if was_busy else now.arrivals,
                     last_active_s=now_s if was_busy else None,
+                    load=now.load,
                 )
             },
             history={"f": last.history} if last else {},

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from scaler.load import NO_LOAD, Load, observe
+
 _ARRIVAL, _END, _READY, _CHECK = range(4)
 
 
@@ -40,6 +42,7 @@ class Now:
     arrivals: int = 0  # since it was asked last
     ready: int = 0
     starting: int = 0
+    load: Load = NO_LOAD  # up to the last change of in_flight + queued
 
 
 class ScalingPolicy(Protocol):
@@ -152,6 +155,8 @@ class _Run:
             if kind != _CHECK or value == function.check:
                 self._settle(function, now_s)
                 happen[kind](function, index, now_s)
+                now = function.now
+                now.load = observe(now.load, now_s, now.in_flight + now.queued)
         for function in self.functions:
             self._settle(function, self._until_s)
 

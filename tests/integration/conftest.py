@@ -72,3 +72,9 @@ def s3_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         endpoint = f"http://127.0.0.1:{port}"
         boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
         yield endpoint
+
+
+@pytest.fixture(scope="module")
+def sealed_copy(sealed_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new data folder for a module's own server, with SmolLM2 in its cache."""
+    return copy_of(sealed_data, tmp_path_factory.mktemp("server"))

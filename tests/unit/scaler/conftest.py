@@ -277,6 +277,7 @@ class House:
             wall=lambda: self.clock() + self.ahead_s,
             tick_s=3600.0,
             retry_s=0.01,
+            soon_s=0.0,
             standbys=lambda: {"cpu": 2},
             **self.options,
         )

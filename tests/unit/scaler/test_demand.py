@@ -49,6 +49,22 @@ def test_the_edge_is_told_once_per_filling_of_the_queue():
     assert edges == ["f", "f"]
 
 
+def test_who_listens_hears_when_a_function_turns_idle_or_busy():
+    table, turns = DemandTable(), []
+    table.subscribe_turns(turns.append)
+    table.report(make_report())
+    assert turns == []
+    table.report(make_report(queued=1, arrivals=1))
+    table.report(make_report(in_flight=1, arrivals=1))
+    table.report(make_report(in_flight=1, queued=2, arrivals=3))
+    assert len(turns) == 1
+    table.report(make_report(reporter="b", in_flight=1, arrivals=1))
+    table.report(make_report(arrivals=3))
+    assert len(turns) == 1
+    table.report(make_report(reporter="b", arrivals=1))
+    assert turns == ["f", "f"]
+
+
 def test_brief_demand_is_counted_until_taken():
     table = DemandTable()
     table.report(make_report(queued=1, arrivals=1))

@@ -121,6 +121,18 @@ def test_one_to_zero_exactly_when_idle():
     assert (last.desired, last.reason) == (0, "idle for 30.2 s (limit 30 s): 1 → 0")
 
 
+@pytest.mark.parametrize("idle_s", [30, None])
+def test_what_has_gone_to_zero_asks_for_no_look(idle_s):
+    spec = make_spec(idle_s=idle_s)
+    floor = Floor(from_s=-8.0, until_s=50.0, replicas=1, reason="prewarm 'morning'")
+    last = decide(0, Demand(), NOTHING, spec=spec, floors=[floor])
+    assert (last.desired, last.recheck_s) == (1, 8.0 if idle_s is None else 30.0)
+    last = decide(40, Demand(), Counts(ready=1), spec=spec, last=last, floors=[floor])
+    assert (last.desired, last.recheck_s) == (1, 10.0)
+    last = decide(50, Demand(), Counts(ready=1), spec=spec, last=last, floors=[floor])
+    assert (last.desired, last.recheck_s) == (0, math.inf)
+
+
 def test_idleness_counts_from_the_completion_that_the_activator_saw():
     last = decide(0, Demand(in_flight=1), Counts(ready=1))
     demand = Demand(last_active_s=0.9)

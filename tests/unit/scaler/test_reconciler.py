@@ -434,6 +434,41 @@ def test_queues_that_fill_while_replicas_run_cost_no_rounds(run, monkeypatch, ca
     run(scenario)
 
 
+def test_idle_times_shorter_than_a_tick_are_learned_from(run):
+    async def scenario(house):
+        await house.one_ready()
+        for _ in range(3):
+            house.clock.now_s += 0.2
+            await house.report()
+            house.clock.now_s += 0.3
+            await house.report(in_flight=1, arrived=1)
+        (tracked,) = house.scaler.reconciler._state.functions.values()
+        pattern = tracked.decision.history.pattern
+        assert pattern.returns == pytest.approx(1 + 0.98 + 0.98**2)
+        assert 0.5 < pattern.idle_s < 1.0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("requests", [1, 20])
+def test_short_requests_one_after_another_cost_no_round_each(run, monkeypatch, requests):
+    async def scenario(house):
+        await house.one_ready()
+        await house.report()
+        rounds = []
+        reconciler = house.scaler.reconciler
+        monkeypatch.setattr(reconciler, "_soon_s", 0.5)
+        monkeypatch.setattr(reconciler, "round", rounds.append)
+        for _ in range(requests):
+            await house.report(in_flight=1, arrived=1)
+            await house.report()
+        assert rounds == []
+        await house.until(lambda: rounds)
+        assert rounds == [{"f"}]
+
+    run(scenario)
+
+
 def test_a_function_deployed_anew_does_not_inherit_demand(run):
     async def scenario(house):
         house.fleet.assign_error = Unavailable("no")
