@@ -84,7 +84,7 @@ class Foresight:
             self._renew(known, moment_s)
             known.holds_until_s = moment_s + FLOORS_EVERY_S
             if not known.acts:
-                known.holds_until_s = known.tested_s + TESTED_EVERY_S
+                known.holds_until_s = moment_s + SEASON_EVERY_S
         return known.outlook, known.holds_until_s - now_s
 
     def _renew(self, known: _Known, now_s: float) -> None:
@@ -101,13 +101,12 @@ class Foresight:
             for each in bins_of(came, from_bin=from_bin, until_bin=until_bin):
                 known.forecast.learn(*each)
         outlook = known.outlook
-        if not known.acts:
-            known.outlook = replace(outlook, floors=(), season=None)
+        if self._spec.predictive in ("off", "forecast") or not known.forecast.ready:
             return
         season = outlook.season
         if season is None or now_s - season.start_s >= SEASON_EVERY_S:
             season = known.forecast.week(now_s)
-        floors = known.forecast.floors(now_s, ahead_s=AHEAD_S)
+        floors = known.forecast.floors(now_s, ahead_s=AHEAD_S) if known.acts else ()
         known.outlook = replace(outlook, floors=floors, season=season)
 
 
