@@ -74,6 +74,7 @@ class Forecasts:
         registry.subscribe(lambda _function: self._changed.set())
         self._learned: dict[str, _Learned] = {}
         self._outlooks: dict[str, Outlook] = {}
+        self._rewritten: set[str] = set()  # functions whose past is another since it was learned
 
     def outlook(self, function: str) -> Outlook | None:
         """What to raise the function to in the next two hours, and its season, in Unix time; None
@@ -84,6 +85,11 @@ class Forecasts:
         """Foretold minus actual requests of the past hour, where it is kept up to date."""
         learned = self._learned.get(function)
         return learned.last_hour.error if learned else None
+
+    def past_changed(self, function: str) -> None:
+        """Its history was written anew: what was learned of it no longer holds."""
+        self._rewritten.add(function)
+        self._changed.set()
 
     async def run(self) -> None:
         """Update all after each five minutes and each change of a function, until cancelled."""
@@ -104,14 +110,16 @@ class Forecasts:
         functions = await self._registry.list()
         for name in self._learned.keys() - {function.spec.name for function in functions}:
             del self._learned[name]
+        rewritten, self._rewritten = self._rewritten, set()
         outlooks: dict[str, Outlook] = {}
         for function in functions:
             name, spec = function.spec.name, function.spec
             if self._reader is None or spec.predictive in ("off", "forecast"):
                 self._learned.pop(name, None)
                 continue
+            before = None if name in rewritten else self._learned.get(name)
             try:
-                learned, outlook = await self._update(spec, self._reader, self._learned.get(name))
+                learned, outlook = await self._update(spec, self._reader, before)
             except Exception:
                 _log.exception("%s: its forecast failed; it is scaled without one", name)
                 self._learned.pop(name, None)
