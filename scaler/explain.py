@@ -112,12 +112,14 @@ def verdict_of(tracked: Tracked, basis: Basis, ahead: Ahead, now_s: float) -> st
 
 def _hindered(tracked: Tracked, basis: Basis, now_s: float) -> str | None:
     """Why none can start now, whatever is wanted."""
-    breaker, function = tracked.breaker, tracked.function
+    breaker, function, share = tracked.breaker, tracked.function, tracked.share
     if not basis.counts.ready and not basis.counts.outdated:
         if function.failure is not None:
             return f"its model cannot be sealed ({function.failure})"
         if function.snapshot is None:
             return "its model is being sealed" + (", then it starts" if tracked.desired else "")
+        if share is not None and share.reason and not basis.counts.starting:
+            return share.reason
     if breaker.is_open(now_s):
         wait = rough(breaker.retry_at_s - now_s)
         return f"its replicas do not start ({breaker.cause}); the next try is in {wait}"

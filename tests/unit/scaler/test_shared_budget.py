@@ -18,6 +18,9 @@ def test_the_second_function_waits_until_the_first_is_done(run):
         assert [event.reason for event in told if event.kind is EventKind.SHORT] == [
             "the budget of 1 replica is short: kept for 'a' (priority 0)"
         ]
+        waits_for = "the budget of 1 replica is short: kept for 'a' (priority 0)"
+        assert house.status("b").reason == waits_for
+        assert house.scaler.explanations.explain("b", limit=1).verdict == waits_for
         assert house.fleet.released == []  # it works
         await house.report("a")  # now it is idle
         await house.tick()
@@ -43,6 +46,9 @@ def test_a_higher_priority_gets_the_replica_of_a_lower_one(run):
         assert len(house.urls("high")) == 1
         await house.ticks(3)
         assert "kept for 'high' (priority 10)" in house.status("low").desired_reason
+        assert house.scaler.explanations.explain("low", limit=1).verdict.endswith(
+            "kept for 'high' (priority 10)"
+        )
 
     run(scenario, budget=Budget(replicas=1))
 
