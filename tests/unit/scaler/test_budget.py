@@ -145,6 +145,18 @@ def test_the_only_one_that_works_stays_until_the_others_have_waited_long():
     assert counts([new, long], Budget(replicas=1)) == {"a": 1, "b": 0}
 
 
+def test_turns_are_as_short_as_the_patience_of_those_who_wait():
+    works = working("a", 1, worked_s=12.0)
+    waits = replace(waiting("b", 1), turn_s=10.0, waited_s=10.0)
+    assert counts([works, waits], Budget(replicas=1)) == {"a": 0, "b": 1}
+    assert counts([replace(works, worked_s=9.0), waits], Budget(replicas=1)) == {"a": 1, "b": 0}
+    assert counts([works, replace(waits, waited_s=9.0)], Budget(replicas=1)) == {"a": 1, "b": 0}
+    hasty = replace(waits, turn_s=0.5, waited_s=1.0)
+    assert counts([works, hasty], Budget(replicas=1)) == {"a": 1, "b": 0}, "5 s at least"
+    served = replace(works, turn_s=1.0)  # who has its replica sets no pace
+    assert counts([served, replace(waits, turn_s=TURN_S)], Budget(replicas=1)) == {"a": 1, "b": 0}
+
+
 def test_a_higher_priority_waits_for_no_turn():
     claims = [working("low", 1, worked_s=1.0), waiting("chat", 1, priority=1)]
     assert counts(claims, Budget(replicas=1)) == {"low": 0, "chat": 1}

@@ -53,6 +53,19 @@ def test_a_higher_priority_gets_the_replica_of_a_lower_one(run):
     run(scenario, budget=Budget(replicas=1))
 
 
+def test_who_has_little_time_to_wait_gets_its_turn_within_it(run):
+    async def scenario(house):
+        first = await house.one_ready("a", idle_s=60)
+        await house.deploy("b", idle_s=60, start_timeout_s=20)
+        for waited_s in range(12):
+            await house.report("a", in_flight=1)
+            await house.report("b", queued=1, arrived=1, oldest_wait_s=float(waited_s))
+            await house.tick()
+        assert [name for name, _ in house.fleet.released] == [first]
+
+    run(scenario, budget=Budget(replicas=1))
+
+
 def test_the_idle_one_sleeps_so_that_another_starts(run):
     async def scenario(house):
         idle = await house.one_ready("a", idle_s=600, kv_cache_bytes=3 * GIB)
