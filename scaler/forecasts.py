@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from glowplug.contracts import Function, Registry
 from glowplug.spec import FunctionSpec
 from scaler.backtest import Backtest, backtest
-from scaler.forecast import KEPT_MINUTES, Forecast, Terms, bins_of
+from scaler.forecast import Forecast, Terms, bins_of
 from scaler.forecast_error import LastHour
 from scaler.forecast_report import report, verdict_of
 from scaler.idle import cold_start_cost
 from scaler.local_time import BIN_MINUTES, BIN_S
-from scaler.minutes import Minute
-from scaler.outlook import DEFAULT_START_S, Outlook
+from scaler.minutes import KEPT_MINUTES, Minute
+from scaler.outlook import DEFAULT_START_S, MARGIN_S, Outlook
 from scaler.plan import target_per_replica
 from scaler.rates import Season
 
@@ -29,7 +29,6 @@ AHEAD_S = 2 * 3600.0  # floors reach so far, and end by themselves if nothing re
 TESTED_EVERY_S = 6 * 3600.0
 SEASON_EVERY_S = 3600.0
 GRACE_S = 5.0  # for the last minute of a bin to be written
-START_MARGIN_S = 4.0  # over a measured start
 
 _log = logging.getLogger(__name__)
 
@@ -198,6 +197,6 @@ class Forecasts:
             target=target_per_replica(spec),
             max_replicas=spec.max_replicas,
             idle_s=worth_s if spec.idle_s is None else spec.idle_s,  # learned: as ski rental
-            cold_start_s=start_s + START_MARGIN_S,
+            cold_start_s=start_s + MARGIN_S,
             worth_s=worth_s,
         )
