@@ -148,3 +148,12 @@ class Explanations(Protocol):
     def explain(self, function: str, *, limit: int) -> Explanation:
         """With `limit` events at most. Raises NotFound."""
         ...
+
+
+def rough(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 90:
+        return f"{max(0.0, seconds):.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86_400 else f"{seconds / 86_400:.0f} days"

@@ -140,7 +140,7 @@ async def _serve(settings: ServeSettings, data: DataFolder, listener: socket.soc
             public_url=settings.public_url,
             accelerators=lambda: fleet.standbys,
             metrics=[scaler.metrics.text, fleet.series.text],
-            history=TrafficHistory(traffic),
+            history=TrafficHistory(traffic, imported=scaler.forecasts.past_changed),
             forecast=scaler.forecasts.report,
             explanations=scaler.explanations,
         )

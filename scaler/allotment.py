@@ -56,5 +56,6 @@ def _claim(
         asleep_bytes=weights,
         value=basis.verdict.cost_s * basis.verdict.rate,
         waited_s=basis.demand.oldest_wait_s,
+        turn_s=spec.start_timeout_s / 2,
         worked_s=min((now_s - (entry.ready_at_s or now_s) for entry in ready), default=0.0),
     )

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scaler.forecast import KEPT_MINUTES, Bin, Forecast, Terms, bins_of
+from scaler.forecast import Bin, Forecast, Terms, bins_of
 from scaler.local_time import BIN_MINUTES, BIN_S, BINS_PER_DAY, BINS_PER_WEEK
-from scaler.minutes import Minute
+from scaler.minutes import KEPT_MINUTES, Minute
 from scaler.profiles import AHEAD
 
 MINUTE_S = 60.0

@@ -1,11 +1,14 @@
 """Budget: who gets replicas, and whose sleep or go, while accelerators are short. Pure.
 
-Each replica that a function wants is ranked: by the function's priority, then by what it is for.
+Each replica that a function wants is ranked: those that have something to do before those that are
+idle, in both by the function's priority, then by what it is for.
 
 1. Requests that wait or are being worked on. Between functions of one priority replicas are dealt
    out in rounds, everybody's first before anybody's second (max-min fairness). In a round those
-   that work come before those that wait, unless these have waited for 30 s and the others worked
-   for 30: then they take turns, the longest wait first. So nobody of the same priority starves.
+   that work come before those that wait, unless these have waited for a turn's length and the
+   others have worked for one: then they take turns, the longest wait first. So nobody of the same
+   priority starves. A turn is 30 s, or half of the shortest start timeout of those who wait, but
+   5 s at least.
 2. Floors: min_replicas, prewarms, forecasts. In rounds too.
 3. Idle replicas: by the value of keeping them per byte.
 
@@ -25,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 TURN_S = 30.0  # half of the default start timeout: those who wait still get their turn
+SHORTEST_TURN_S = 5.0  # starts and drains should not take all of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,7 @@ class Claim:
     asleep_bytes: int | None = None  # None: it cannot sleep
     value: float = 0.0  # of keeping an idle one: cold starts avoided, times their cost, per second
     waited_s: float = 0.0  # its longest waiting request
+    turn_s: float = TURN_S  # the longest turn of others after which it still gets its own in time
     worked_s: float = math.inf  # how long its latest replica has been ready
 
 
@@ -108,7 +113,10 @@ def share(claims: Sequence[Claim], budget: Budget) -> dict[str, Share]:
     if room.replicas >= 0 and room.memory_bytes >= 0:
         return {claim.function: _all(claim) for claim in claims}  # it is not short
 
-    units = sorted((unit for claim in claims for unit in _units(claim)), key=lambda u: u.rank)
+    turn_s = _turn_s(claims)
+    units = sorted(
+        (unit for claim in claims for unit in _units(claim, turn_s)), key=lambda unit: unit.rank
+    )
     granted = {claim.function: 0 for claim in claims}
     left = _deal(units, granted, budget)
     asleep = _wake(units, granted, left)
@@ -135,7 +143,13 @@ def _all(claim: Claim) -> Share:
     return Share(replicas=claim.desired, starts=max(0, claim.desired - claim.running))
 
 
-def _units(claim: Claim) -> Iterable[_Unit]:
+def _turn_s(claims: Iterable[Claim]) -> float:
+    """How long a turn is while these share: as long as all who wait for a replica can bear."""
+    waiting = (claim.turn_s for claim in claims if claim.need > claim.running)
+    return max(SHORTEST_TURN_S, min(TURN_S, min(waiting, default=TURN_S)))
+
+
+def _units(claim: Claim, turn_s: float) -> Iterable[_Unit]:
     per_byte = claim.value / max(1, claim.replica_bytes)
     for ordinal in range(1, claim.desired + 1):
         runs, busy = ordinal <= claim.running, ordinal <= claim.busy
@@ -143,13 +157,21 @@ def _units(claim: Claim) -> Iterable[_Unit]:
         can_sleep = runs and not serves and claim.asleep_bytes is not None
         order: tuple[float, ...]
         if serves:
-            kind, order = 1, (ordinal, _turn(claim, runs=runs), -claim.waited_s, -per_byte)
+            kind, order = 1, (ordinal, _turn(claim, turn_s, runs=runs), -claim.waited_s, -per_byte)
         elif ordinal <= claim.floor:
             kind, order = 2, (ordinal, -per_byte)
         else:
             kind, order = 3, (-per_byte, ordinal)
         yield _Unit(
-            rank=(-claim.priority, kind, *order, 0 if runs else 1, claim.function, ordinal),
+            rank=(
+                int(kind == 3),
+                -claim.priority,
+                kind,
+                *order,
+                0 if runs else 1,
+                claim.function,
+                ordinal,
+            ),
             claim=claim,
             ordinal=ordinal,
             waits=serves and not runs,
@@ -157,11 +179,11 @@ def _units(claim: Claim) -> Iterable[_Unit]:
         )
 
 
-def _turn(claim: Claim, *, runs: bool) -> int:
+def _turn(claim: Claim, turn_s: float, *, runs: bool) -> int:
     """Within a round: who has just begun, who has waited long, who works, who waits."""
     if runs:
-        return 0 if claim.worked_s < TURN_S else 2
-    return 1 if claim.waited_s >= TURN_S else 3
+        return 0 if claim.worked_s < turn_s else 2
+    return 1 if claim.waited_s >= turn_s else 3
 
 
 def _asleep_bytes(claim: Claim) -> int:

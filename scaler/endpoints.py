@@ -128,7 +128,8 @@ class ScalerEndpoints:
         if tracked.breaker.is_open(self._now()) and not live:
             return FunctionState.FAILED, self._beside_failed(tracked.breaker)
         if live or tracked.desired:
-            return FunctionState.STARTING, self._beside_starting(tracked.breaker)
+            short = tracked.share.reason if tracked.share and not live else None
+            return FunctionState.STARTING, short or self._beside_starting(tracked.breaker)
         return FunctionState.ZERO, self._beside_zero(tracked.breaker)
 
     def _beside_failed(self, breaker: Breaker) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from glowplug.contracts import PrewarmRun
-from glowplug.explanation import Cause, Explanation, NextChange, not_decided
+from glowplug.explanation import Cause, Explanation, NextChange, not_decided, rough
 from scaler import rollout
 from scaler.basis import Basis, inputs_of
 from scaler.decisions import DecisionLog
@@ -112,12 +112,14 @@ def verdict_of(tracked: Tracked, basis: Basis, ahead: Ahead, now_s: float) -> st
 
 def _hindered(tracked: Tracked, basis: Basis, now_s: float) -> str | None:
     """Why none can start now, whatever is wanted."""
-    breaker, function = tracked.breaker, tracked.function
+    breaker, function, share = tracked.breaker, tracked.function, tracked.share
     if not basis.counts.ready and not basis.counts.outdated:
         if function.failure is not None:
             return f"its model cannot be sealed ({function.failure})"
         if function.snapshot is None:
             return "its model is being sealed" + (", then it starts" if tracked.desired else "")
+        if share is not None and share.reason and not basis.counts.starting:
+            return share.reason
     if breaker.is_open(now_s):
         wait = rough(breaker.retry_at_s - now_s)
         return f"its replicas do not start ({breaker.cause}); the next try is in {wait}"
@@ -135,12 +137,12 @@ def _held(tracked: Tracked, basis: Basis) -> str:
         return f"min_replicas is {tracked.function.spec.min_replicas}"
     if verdict.limit_s is not None:
         return f"the idle time is {verdict.limit_s:g} s"
-    if verdict.rate > 0:
+    if verdict.rate * verdict.cost_s > 1:
         return (
             f"the next call is expected in {rough(1 / verdict.rate)} and a cold start costs "
             f"{verdict.cost_s:.3g} replica-seconds"
         )
-    return ""
+    return "it has only just become idle" if verdict.rate > 0 else ""
 
 
 def _next_change(
@@ -161,12 +163,3 @@ def _next_change(
 def _bare(decision: Decision) -> str:
     """Its reason without the numbers that are said beside it."""
     return decision.reason.rpartition(": ")[0] or decision.reason
-
-
-def rough(seconds: float) -> str:
-    """A time as people say it."""
-    if seconds < 90:
-        return f"{max(0.0, seconds):.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86_400 else f"{seconds / 86_400:.0f} days"

@@ -30,7 +30,6 @@ from scaler.peaks import Peaks
 from scaler.profiles import AHEAD, Expected, Profiles
 from scaler.rates import Season
 
-KEPT_MINUTES = 8 * 7 * 1440  # what is learned from
 MOST_AHEAD_S = 7 * 86_400.0
 _ENOUGH_BINS = BINS_PER_DAY
 

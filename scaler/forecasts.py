@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from glowplug.contracts import Function, Registry
 from glowplug.spec import FunctionSpec
 from scaler.backtest import Backtest, backtest
-from scaler.forecast import KEPT_MINUTES, Forecast, Terms, bins_of
+from scaler.forecast import Forecast, Terms, bins_of
 from scaler.forecast_error import LastHour
 from scaler.forecast_report import report, verdict_of
 from scaler.idle import cold_start_cost
 from scaler.local_time import BIN_MINUTES, BIN_S
-from scaler.minutes import Minute
-from scaler.outlook import DEFAULT_START_S, Floor, Outlook
+from scaler.minutes import KEPT_MINUTES, Minute
+from scaler.outlook import DEFAULT_START_S, MARGIN_S, Floor, Outlook
 from scaler.plan import target_per_replica
 from scaler.rates import Season
 
@@ -29,7 +29,6 @@ AHEAD_S = 2 * 3600.0  # floors reach so far, and end by themselves if nothing re
 TESTED_EVERY_S = 6 * 3600.0
 SEASON_EVERY_S = 3600.0
 GRACE_S = 5.0  # for the last minute of a bin to be written
-START_MARGIN_S = 4.0  # over a measured start
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +73,7 @@ class Forecasts:
         registry.subscribe(lambda _function: self._changed.set())
         self._learned: dict[str, _Learned] = {}
         self._outlooks: dict[str, Outlook] = {}
+        self._rewritten: set[str] = set()  # functions whose past is another since it was learned
 
     def outlook(self, function: str) -> Outlook | None:
         """What to raise the function to in the next two hours, and its season, in Unix time; None
@@ -84,6 +84,11 @@ class Forecasts:
         """Foretold minus actual requests of the past hour, where it is kept up to date."""
         learned = self._learned.get(function)
         return learned.last_hour.error if learned else None
+
+    def past_changed(self, function: str) -> None:
+        """Its history was written anew: what was learned of it no longer holds."""
+        self._rewritten.add(function)
+        self._changed.set()
 
     async def run(self) -> None:
         """Update all after each five minutes and each change of a function, until cancelled."""
@@ -104,14 +109,16 @@ class Forecasts:
         functions = await self._registry.list()
         for name in self._learned.keys() - {function.spec.name for function in functions}:
             del self._learned[name]
+        rewritten, self._rewritten = self._rewritten, set()
         outlooks: dict[str, Outlook] = {}
         for function in functions:
             name, spec = function.spec.name, function.spec
             if self._reader is None or spec.predictive in ("off", "forecast"):
                 self._learned.pop(name, None)
                 continue
+            before = None if name in rewritten else self._learned.get(name)
             try:
-                learned, outlook = await self._update(spec, self._reader, self._learned.get(name))
+                learned, outlook = await self._update(spec, self._reader, before)
             except Exception:
                 _log.exception("%s: its forecast failed; it is scaled without one", name)
                 self._learned.pop(name, None)
@@ -194,6 +201,6 @@ class Forecasts:
             target=target_per_replica(spec),
             max_replicas=spec.max_replicas,
             idle_s=worth_s if spec.idle_s is None else spec.idle_s,  # learned: as ski rental
-            cold_start_s=start_s + START_MARGIN_S,
+            cold_start_s=start_s + MARGIN_S,
             worth_s=worth_s,
         )

@@ -13,10 +13,19 @@ _PAGE_MINUTES = 7 * 1440
 
 
 class TrafficHistory:
-    """Implements glowplug.contracts.History. `now_s` is Unix time, as the traffic's."""
+    """Implements glowplug.contracts.History."""
 
-    def __init__(self, traffic: Traffic, *, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        traffic: Traffic,
+        *,
+        imported: Callable[[str], None] = lambda _function: None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """`imported(function)` is called after each import; `now_s` is Unix time, as the
+        traffic's."""
         self._traffic = traffic
+        self._imported = imported
         self._now_s = now_s
 
     async def export(self, function: str, *, since_s: float | None = None) -> AsyncIterator[bytes]:
@@ -45,6 +54,7 @@ class TrafficHistory:
             await asyncio.to_thread(reader.feed, chunk)
         minutes = await asyncio.to_thread(reader.finish)
         await self._traffic.replace(function, minutes)
+        self._imported(function)
         return ImportedHistory(
             minutes=len(minutes),
             arrivals=sum(each.arrivals for each in minutes),

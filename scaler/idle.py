@@ -14,6 +14,7 @@ there is (optimal stopping).
 import math
 from dataclasses import dataclass
 
+from glowplug.explanation import rough
 from glowplug.spec import FunctionSpec
 from scaler.outlook import Outlook
 from scaler.rates import AGES_S, Pattern, Shared, age_step
@@ -89,7 +90,7 @@ def why_over(verdict: Verdict, idle_s: float) -> str:
     if verdict.rate <= 0:
         return f"idle for {idle_s:.1f} s, and nothing is known of its calls"
     return (
-        f"idle for {idle_s:.1f} s, the next call is expected in {_rough(1 / verdict.rate)} and a "
+        f"idle for {idle_s:.1f} s, the next call is expected in {rough(1 / verdict.rate)} and a "
         f"cold start costs only {verdict.cost_s:.3g} replica-seconds"
     )
 
@@ -98,9 +99,3 @@ def _next_step(idle_s: float) -> float:
     """Seconds until the idle time is another step old, for what is learned from it."""
     step = age_step(idle_s) + 1
     return AGES_S[step] - idle_s if step < len(AGES_S) else math.inf
-
-
-def _rough(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -13,6 +13,8 @@ from scaler.rates import Season
 
 # Before the first start of a function is measured.
 DEFAULT_START_S = 4.0
+# What is launched ahead is launched by so much more: for the round, a failed try and a slow disk.
+MARGIN_S = 4.0
 
 
 class Source(Enum):

@@ -16,11 +16,10 @@ from zlib import crc32
 
 from glowplug.contracts import PrewarmRun
 from glowplug.schedule import Schedule
-from scaler.outlook import DEFAULT_START_S, Floor, Outlook
+from scaler.outlook import DEFAULT_START_S, MARGIN_S, Floor, Outlook, next_edge
 from scaler.schedule import Window, windows
 from scaler.state import Tracked
 
-MARGIN_S = 4.0
 AHEAD = 4  # windows of a schedule that are looked for at once, beside the one that is on
 _SET_BACK_S = 600.0  # a wall clock set back by less does not end what was launched
 _DRIFT_S = 0.01  # of the clocks against each other, until floors are made anew
@@ -111,12 +110,13 @@ class Outlooks:
         found: dict[str, Outlook] = {}
         for tracked in functions:
             name, schedules = tracked.name, tracked.function.spec.schedules
+            takes_s = start_s(tracked)
             if not schedules:
                 if name in self._prewarms:
                     self.forget(name)
-                found[name] = Outlook(start_s=start_s(tracked))
+                found[name] = Outlook(start_s=takes_s)
                 continue
-            lead_s = start_s(tracked) + MARGIN_S
+            lead_s = takes_s + MARGIN_S
             look = self._looks.get(name)
             known = look is not None and look.holds(
                 schedules, lead_s=lead_s, ahead_s=ahead_s, now_s=now_s
@@ -128,8 +128,8 @@ class Outlooks:
                     lead_s=lead_s,
                     ahead_s=ahead_s,
                     now_s=now_s,
-                    edge_s=_next_edge_s(floors, now_s),
-                    outlook=Outlook(floors=floors, start_s=start_s(tracked)),
+                    edge_s=next_edge(floors, now_s),
+                    outlook=Outlook(floors=floors, start_s=takes_s),
                 )
             self._edges[name] = look.edge_s
             found[name] = look.outlook
@@ -218,11 +218,6 @@ def start_s(tracked: Tracked) -> float:
     """What a start of this function takes: the 95th percentile (nearest rank) of the last ones."""
     starts = sorted(tracked.starts_s)
     return starts[math.ceil(0.95 * len(starts)) - 1] if starts else DEFAULT_START_S
-
-
-def _next_edge_s(floors: Iterable[Floor], now_s: float) -> float:
-    times = (time for floor in floors for time in (floor.from_s, floor.until_s))
-    return min((time for time in times if time > now_s), default=math.inf)
 
 
 def _continued(function: str, schedule: Schedule, known: list[_Prewarm]) -> _Prewarm:

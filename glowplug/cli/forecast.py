@@ -93,7 +93,7 @@ def _table(title: str, rows: "list[Slice]") -> "Table":
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, header_style="bold")
-    table.add_column("FROM")
+    table.add_column("FROM", no_wrap=True)
     for column in ("REQUESTS FORETOLD", "CAME", "CHANCE IN 5 MIN", "REPLICAS FORETOLD", "PEAK"):
         table.add_column(column, justify="right")
     for row in rows:

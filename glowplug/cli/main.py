@@ -50,5 +50,11 @@ def run(arguments: list[str]) -> int:
         typer.echo(f"error: {error.message}", err=True)
         return 1
     except OSError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {_in_words(error)}", err=True)
         return 1
+
+
+def _in_words(error: OSError) -> str:
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}"

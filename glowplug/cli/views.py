@@ -182,8 +182,10 @@ def _context(function: "Json") -> str:
 
 def _limits(spec: "Json") -> str:
     idle = "learned idle time" if spec["idle_s"] is None else f"idle after {spec['idle_s']:g} s"
+    first = spec["activation_replicas"]
     return (
         f"{spec['min_replicas']} to {spec['max_replicas']} replicas, "
+        f"{f'{first} at the first request, ' if first > 1 else ''}priority {spec['priority']}, "
         f"{idle}, {spec['max_seqs']} sequences, "
         f"{spec['queue']['max_requests']} queued, start {spec['start_timeout_s']:g} s, "
         f"request {spec['request_timeout_s']:g} s"

@@ -9,6 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from glowplug.explanation import rough
+
 if TYPE_CHECKING:
     from glowplug.client import Json
 
@@ -92,7 +94,7 @@ def inputs_text(inputs: "Json | None") -> str:
     if inputs["idle_s"]:
         parts.append(f"idle {inputs['idle_s']:.1f} s")
     if inputs["next_call_s"] is not None:
-        parts.append(f"next call expected in {inputs['next_call_s']:.0f} s")
+        parts.append(f"next call expected in {rough(inputs['next_call_s'])}")
     if inputs["cold_start_cost_s"] is not None:
         parts.append(f"a cold start costs {inputs['cold_start_cost_s']:.0f} s")
     parts += [f"at least {floor['replicas']}: {floor['reason']}" for floor in inputs["floors"]]

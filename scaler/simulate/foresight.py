@@ -15,11 +15,11 @@ from glowplug.spec import FunctionSpec
 from scaler.backtest import backtest
 from scaler.forecast import Forecast, Terms, bins_of
 from scaler.forecast_report import verdict_of
-from scaler.forecasts import AHEAD_S, START_MARGIN_S
+from scaler.forecasts import AHEAD_S
 from scaler.idle import cold_start_cost
 from scaler.local_time import BIN_MINUTES, BIN_S
 from scaler.minutes import Minute
-from scaler.outlook import Outlook
+from scaler.outlook import MARGIN_S, Outlook
 from scaler.plan import target_per_replica
 from scaler.simulate.replay import FunctionTraffic
 from scaler.simulate.traffic import minutes_of
@@ -63,7 +63,7 @@ class Foresight:
                 target=target_per_replica(spec),
                 max_replicas=spec.max_replicas,
                 idle_s=worth_s if spec.idle_s is None else spec.idle_s,
-                cold_start_s=start_s + START_MARGIN_S,
+                cold_start_s=start_s + MARGIN_S,
                 worth_s=worth_s,
             )
             self._known.append(

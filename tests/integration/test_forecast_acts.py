@@ -52,6 +52,20 @@ def test_a_replica_is_ready_before_the_first_request(start: StartServe) -> None:
         assert ask(client, "busy").headers["x-cold-start"] == "false"
 
 
+def test_an_import_is_acted_on_without_a_restart(start: StartServe) -> None:
+    with start().client() as client:
+        deploy(client, "late", idle_s=1, cold_start_cost_s=300)
+        young = int(time.time() // 60) - 10  # the forecast knows something before the import
+        minutes = [Minute(minute=young, arrivals=1, peak=1, finished=1, service_s=1.0)]
+        header = "minute,arrivals,peak,finished,service_s\n"
+        client.import_history("late", f"{header}{lines_of(minutes)}".encode())
+        client.import_history("late", busy_at_this_time_of_day())
+        eventually(
+            lambda: client.function("late")["desired_reason"].startswith("forecast until "),
+            what="a replica is started ahead",
+        )
+
+
 def test_what_is_only_shown_starts_nothing(start: StartServe) -> None:
     with import_and_restart(start, "shown", predictive="forecast") as client:
         report = client.forecast("shown", hours=3)

@@ -132,7 +132,7 @@ def test_wrong_use(deployed: str, capsys: Output, tmp_path: Path) -> None:
     file.write_text("when,what\n")
     for arguments, code, said in (
         (["history", "import", deployed, str(file)], 1, f"{file} line 1: the first line must be"),
-        (["history", "import", deployed, str(tmp_path / "no.csv")], 1, "No such file"),
+        (["history", "import", deployed, str(tmp_path / "no.csv")], 1, "/no.csv: No such file"),
         (["history", "import", deployed, str(file), "--format", "xls"], 2, "'xls' is not one of"),
         (["history", deployed, "--since", "soon"], 1, "since: 'soon' is not a duration"),
         (["history", "nobody"], 1, "there is no function 'nobody'"),

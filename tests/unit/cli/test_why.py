@@ -145,7 +145,7 @@ def test_what_is_next(told: Told, capsys: Output) -> None:
     _, now, inputs, change, prewarm = capsys.readouterr().out.splitlines()
     assert now == "now 0: not decided yet"
     assert inputs == (
-        "from 2 queued, 1 new, idle 4.2 s, next call expected in 90 s, a cold start costs 300 s, "
+        "from 2 queued, 1 new, idle 4.2 s, next call expected in 2 min, a cold start costs 300 s, "
         "at least 2: prewarm 'x' 08:00 UTC, 3 failures, breaker open"
     )
     assert change == "next change: 01-01 00:01:00.0 → 1"

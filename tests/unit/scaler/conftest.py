@@ -317,7 +317,7 @@ class House:
         await self.registry.put(FunctionSpec(name=name, **{"model": "m.gguf", **settings}))
         await self.settle()
 
-    async def report(self, name="f", *, in_flight=0, queued=0, arrived=0):
+    async def report(self, name="f", *, in_flight=0, queued=0, arrived=0, oldest_wait_s=0.0):
         """One demand report; `arrived` requests more than the last one."""
         self.arrivals[name] = self.arrivals.get(name, 0) + arrived
         if arrived or in_flight or queued:
@@ -329,7 +329,7 @@ class House:
                 sequence=self.arrivals[name],
                 in_flight=in_flight,
                 queued=queued,
-                oldest_wait_s=0.0,
+                oldest_wait_s=oldest_wait_s,
                 arrivals=self.arrivals[name],
                 last_active_s=self.last_active.get(name, 0.0),
             )

@@ -60,8 +60,13 @@ def test_within_a_priority_waiting_requests_then_floors_then_idle_ones():
     assert counts(claims, Budget(replicas=5)) == {"prewarmed": 2, "idle": 1, "waiting": 2}
 
 
-def test_a_priority_counts_for_more_than_what_it_is_for():
+def test_who_waits_comes_before_idle_replicas_of_any_priority():
     claims = [idle("chat", 1, priority=1), waiting("low", 1)]
+    assert counts(claims, Budget(replicas=1)) == {"chat": 0, "low": 1}
+
+
+def test_a_priority_counts_among_idle_replicas_too():
+    claims = [idle("chat", 1, priority=1), idle("low", 1, value=9.0)]
     assert counts(claims, Budget(replicas=1)) == {"chat": 1, "low": 0}
 
 
@@ -143,6 +148,18 @@ def test_the_only_one_that_works_stays_until_the_others_have_waited_long():
     assert counts([works, long], Budget(replicas=1)) == {"a": 0, "b": 1}
     new = replace(works, worked_s=5.0)
     assert counts([new, long], Budget(replicas=1)) == {"a": 1, "b": 0}
+
+
+def test_turns_are_as_short_as_the_patience_of_those_who_wait():
+    works = working("a", 1, worked_s=12.0)
+    waits = replace(waiting("b", 1), turn_s=10.0, waited_s=10.0)
+    assert counts([works, waits], Budget(replicas=1)) == {"a": 0, "b": 1}
+    assert counts([replace(works, worked_s=9.0), waits], Budget(replicas=1)) == {"a": 1, "b": 0}
+    assert counts([works, replace(waits, waited_s=9.0)], Budget(replicas=1)) == {"a": 1, "b": 0}
+    hasty = replace(waits, turn_s=0.5, waited_s=1.0)
+    assert counts([works, hasty], Budget(replicas=1)) == {"a": 1, "b": 0}, "5 s at least"
+    served = replace(works, turn_s=1.0)  # who has its replica sets no pace
+    assert counts([served, replace(waits, turn_s=TURN_S)], Budget(replicas=1)) == {"a": 1, "b": 0}
 
 
 def test_a_higher_priority_waits_for_no_turn():

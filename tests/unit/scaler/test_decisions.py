@@ -93,6 +93,18 @@ def test_what_was_learned_is_said(run):
     run(scenario)
 
 
+def test_what_is_not_worth_its_keep_is_said_to_be_kept_for_a_moment(run):
+    async def scenario(house):
+        await house.one_ready(cold_start_cost_s=0)
+        await house.report(in_flight=1)
+        await house.tick()
+        await house.report()
+        await house.tick(0.5)
+        assert "as it has only just become idle; then 1 → 0" in explain(house).verdict
+
+    run(scenario)
+
+
 def test_failing_starts_open_the_breaker_once(run):
     async def scenario(house):
         await house.deploy()

@@ -133,6 +133,19 @@ def test_only_what_is_new_is_read_until_the_next_test():
     assert traffic.reads[1][1] == START + 10 * DAY
 
 
+def test_a_past_that_is_rewritten_counts_from_the_next_update():
+    clock = Clock(START + 10 * DAY + 590)
+    traffic, forecasts = forecasts_of(spec(predictive="on"), minutes=bursts(10)[-1:], clock=clock)
+    asyncio.run(forecasts.update_all())
+    assert floors_of(forecasts, "f") == ()
+    traffic.minutes = {"f": bursts(10)}
+    forecasts.past_changed("f")
+    asyncio.run(forecasts.update_all())
+    assert up_at(floors_of(forecasts, "f"), (START + 10 * DAY + 600) * 60.0)
+    asyncio.run(forecasts.update_all())
+    assert len(traffic.reads) == 2, "it is learned anew once"
+
+
 def test_learned_bit_by_bit_is_the_same_as_learned_at_once():
     clock = Clock(START + 10 * DAY)
     minutes = bursts(11)

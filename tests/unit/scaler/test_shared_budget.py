@@ -18,6 +18,9 @@ def test_the_second_function_waits_until_the_first_is_done(run):
         assert [event.reason for event in told if event.kind is EventKind.SHORT] == [
             "the budget of 1 replica is short: kept for 'a' (priority 0)"
         ]
+        waits_for = "the budget of 1 replica is short: kept for 'a' (priority 0)"
+        assert house.status("b").reason == waits_for
+        assert house.scaler.explanations.explain("b", limit=1).verdict == waits_for
         assert house.fleet.released == []  # it works
         await house.report("a")  # now it is idle
         await house.tick()
@@ -43,6 +46,22 @@ def test_a_higher_priority_gets_the_replica_of_a_lower_one(run):
         assert len(house.urls("high")) == 1
         await house.ticks(3)
         assert "kept for 'high' (priority 10)" in house.status("low").desired_reason
+        assert house.scaler.explanations.explain("low", limit=1).verdict.endswith(
+            "kept for 'high' (priority 10)"
+        )
+
+    run(scenario, budget=Budget(replicas=1))
+
+
+def test_who_has_little_time_to_wait_gets_its_turn_within_it(run):
+    async def scenario(house):
+        first = await house.one_ready("a", idle_s=60)
+        await house.deploy("b", idle_s=60, start_timeout_s=20)
+        for waited_s in range(12):
+            await house.report("a", in_flight=1)
+            await house.report("b", queued=1, arrived=1, oldest_wait_s=float(waited_s))
+            await house.tick()
+        assert [name for name, _ in house.fleet.released] == [first]
 
     run(scenario, budget=Budget(replicas=1))
 
