@@ -31,6 +31,7 @@ from terraform.provider.settings import (
     matches,
     to_spec,
     to_state,
+    value_at,
 )
 
 if TYPE_CHECKING:
@@ -241,8 +242,7 @@ def _wait_s(config: Mapping[str, Any]) -> float:
 
 def _revision(state: State) -> str | None:
     """None where it cannot be known yet."""
-    parts = [state, *(state[name] for name in BLOCKS if isinstance(state[name], dict))]
-    if any(value is Unknown for part in parts for value in part.values()):
+    if any(value_at(state, each.path) is Unknown for each in SETTINGS):
         return None
     try:
         return parse_spec(to_spec(SETTINGS, state)).revision
