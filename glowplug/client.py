@@ -275,7 +275,11 @@ class Client:
     def _transport_errors(self) -> Iterator[None]:
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise Unavailable(
+                    f"the certificate of {self.endpoint} is not trusted ({error})"
+                ) from None
             raise Unavailable(
                 f"no Glowplug server answers at {self.endpoint}; start one with `glowplug serve`, "
                 "or name another with --endpoint or GLOWPLUG_ENDPOINT"

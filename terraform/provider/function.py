@@ -106,8 +106,10 @@ class FunctionResource(Resource):
     def validate(self, diags: Diagnostics, type_name: str, config: State) -> None:
         """Report what the server would refuse, as far as it is known by now."""
         check(diags, SETTINGS, config, parse_spec, STAND_INS)
-        with reported(diags, "Invalid wait_timeout"):
+        try:
             _wait_s(config)
+        except InvalidRequest as error:
+            diags.add_error("Invalid wait_timeout", error.message, path=["wait_timeout"])
 
     def plan(self, ctx: PlanContext, current: State, planned: State) -> State:
         """Say which outputs a change can change."""
@@ -234,9 +236,9 @@ def _wait_s(config: Mapping[str, Any]) -> float:
     try:
         seconds = float(str(parse_duration(text)))
     except ValueError as error:
-        raise InvalidRequest(f"wait_timeout: {error}") from None
+        raise InvalidRequest(str(error)) from None
     if seconds <= 0:
-        raise InvalidRequest(f"wait_timeout: {text!r} is no time to wait; set wait = false")
+        raise InvalidRequest(f"{text!r} is no time to wait; set wait = false")
     return seconds
 
 

@@ -7,7 +7,8 @@ as ("5m", "64MiB") while they mean what the server has.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from decimal import Decimal
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from tf.schema import Attribute
@@ -31,7 +32,8 @@ class Kind:
 
 def show_seconds(seconds: float) -> str:
     """As a user would write it: 90 → "90s", 0.25 → "0.25s"."""
-    return f"{seconds:g}s" if seconds != int(seconds) else f"{int(seconds)}s"
+    exact = int(seconds) if seconds == int(seconds) else seconds
+    return f"{Decimal(repr(exact)):f}s"
 
 
 def show_bytes(count: int) -> str:
@@ -112,11 +114,19 @@ def setting(
         path=tuple(path.split(".")),
         field=steps,
         kind=kind,
-        description=text,
+        description=text + _choices(info.annotation),
         default=None if info.is_required() else default,
         required=info.is_required(),
         replaces=replaces,
     )
+
+
+def _choices(annotation: Any) -> str:
+    """Of a Literal's values, as ": `a`, `b` or `c`"."""
+    if get_origin(annotation) is not Literal:
+        return ""
+    *others, last = (f"`{value}`" for value in get_args(annotation))
+    return f": {', '.join(others)} or {last}"
 
 
 def blocks(settings: Iterable[Setting], descriptions: Mapping[str, str]) -> list[SingleBlock]:
