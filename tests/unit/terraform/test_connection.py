@@ -135,6 +135,6 @@ def test_a_certificate_of_ones_own_authority(tls: tuple[str, Path]) -> None:
             assert client.functions() == []
     with (
         connection_of({"endpoint": endpoint}).client() as client,
-        pytest.raises(Unavailable, match="certificate of .* is not trusted"),
+        pytest.raises(Unavailable, match="is not trusted"),
     ):
         client.functions()
