@@ -268,7 +268,12 @@ class Client:
             )
         if response.is_error:
             raise _response_error(response)
-        answer: Json = response.json() if response.content else {}
+        try:
+            answer: Json = response.json() if response.content else {}
+        except ValueError:
+            raise GlowplugError(
+                f"{self.endpoint} does not answer as a Glowplug server does; check the endpoint"
+            ) from None
         return answer
 
     @contextmanager

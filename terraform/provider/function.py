@@ -22,7 +22,7 @@ from glowplug.errors import Conflict, InvalidRequest, InvalidSpec, NotFound
 from glowplug.fields import parse_duration
 from glowplug.spec import parse_spec
 from terraform.provider.function_settings import BLOCKS, SETTINGS, STAND_INS
-from terraform.provider.reporting import check, reported
+from terraform.provider.reporting import check, reported, warn_taken_over
 from terraform.provider.schema import State
 from terraform.provider.sealed import FAILED, await_callable, status_of
 from terraform.provider.settings import (
@@ -128,7 +128,7 @@ class FunctionResource(Resource):
         name = planned["name"]
         summary = f"The function {name} was not deployed"
         with reported(ctx.diagnostics, summary, SETTINGS), self._provider.client() as client:
-            function = _created(client, planned)
+            function = _created(client, planned, ctx.diagnostics)
             state = _with_outputs(planned, function)  # this is kept if the wait ends in an error
             return _with_outputs(planned, _waited(client, function, planned))
         return state
@@ -192,7 +192,7 @@ def find(client: Client, name: str) -> Json | None:
         return None
 
 
-def _created(client: Client, planned: State) -> Json:
+def _created(client: Client, planned: State, diagnostics: Diagnostics) -> Json:
     """Create it. What an apply that broke off has left, the same in every setting, is taken over.
 
     Raises:
@@ -209,6 +209,7 @@ def _created(client: Client, planned: State) -> Json:
                 f"(terraform import ADDRESS {name}), delete it, or choose another name",
                 param="name",
             ) from None
+        warn_taken_over(diagnostics, f"The function {name}")
         if status_of(function) == FAILED:
             return client.deploy(to_spec(SETTINGS, planned))
         return function

@@ -20,7 +20,7 @@ from tf.utils import Diagnostics
 from glowplug.client import Client, Json
 from glowplug.errors import Conflict, InvalidRequest, NotFound
 from glowplug.schedule import Schedule, parse_schedule
-from terraform.provider.reporting import check, reported
+from terraform.provider.reporting import check, reported, warn_taken_over
 from terraform.provider.schema import State
 from terraform.provider.settings import (
     CRON,
@@ -112,13 +112,8 @@ class PrewarmResource(Resource):
         with reported(ctx.diagnostics, f"The prewarm {name} was not made", SETTINGS):
             with self._provider.client() as client:
                 prewarm = _find(client, planned["function"], planned["name"])
-                # What an apply that broke off has left is taken over.
-                if prewarm is not None and not matches(SETTINGS, planned, prewarm["spec"]):
-                    raise Conflict(
-                        f"a prewarm {name} with other settings exists already; manage that one "
-                        f"(terraform import ADDRESS {name}), delete it, or choose another name",
-                        param="name",
-                    )
+                if prewarm is not None:
+                    _take_over(prewarm, planned, ctx.diagnostics)
                 _put(client, planned)
             return planned | {"id": name}
         return None
@@ -182,6 +177,19 @@ def _with_known_times(config: State) -> State:
     elif at is Unknown:
         at = _ANY_TIME if cron is None else None
     return config | {"cron": cron, "at": at}
+
+
+def _take_over(prewarm: Json, planned: State, diagnostics: Diagnostics) -> None:
+    """Say so where the prewarm is what an apply that broke off has left. Raises Conflict where it
+    is another one."""
+    name = _id(planned)
+    if not matches(SETTINGS, planned, prewarm["spec"]):
+        raise Conflict(
+            f"a prewarm {name} with other settings exists already; manage that one (terraform "
+            f"import ADDRESS {name}), delete it, or choose another name",
+            param="name",
+        )
+    warn_taken_over(diagnostics, f"The prewarm {name}")
 
 
 def _put(client: Client, planned: State) -> None:

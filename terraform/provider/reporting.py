@@ -58,6 +58,15 @@ def check(
             return
 
 
+def warn_taken_over(diagnostics: Diagnostics, what: str) -> None:
+    """Say that what was to be made was there, just as it was to be."""
+    diagnostics.add_warning(
+        f"{what} was taken over",
+        "It existed already with the very same settings, as an apply that breaks off leaves it. If "
+        "another configuration manages it too, take it out of one of them.",
+    )
+
+
 def _stand_in(spec: State, setting: Setting, stand_ins: Mapping[str, Any]) -> None:
     field, inner = setting.field[0], setting.field[1:]
     if field in stand_ins:

@@ -3,6 +3,7 @@
 Nothing is lost, and the next apply gets there.
 """
 
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,8 +69,10 @@ def test_a_failed_update_is_tried_again(
     assert workspace.values(IT)["status"] == "callable"
 
 
-def test_a_wait_that_is_too_short(workspace: Workspace, models: Models) -> None:
-    workspace.write(function("hasty", models["first"], 'wait_timeout = "1ms"'))
+def test_a_wait_that_is_too_short(workspace: Workspace, models: Models, tmp_path: Path) -> None:
+    new = tmp_path / "new"  # so that it is not sealed yet
+    shutil.copytree(models["second"], new)
+    workspace.write(function("hasty", new, 'wait_timeout = "1ms"'))
     run = workspace.apply(code=1)
     assert "its model is not sealed after 0.001 s" in run.text.lower()
     assert workspace.instances()[IT]["status"] == "tainted"
@@ -85,6 +88,22 @@ def test_a_name_that_is_taken(workspace: Workspace, server: Serve, models: Model
         assert client.function("mine")["spec"]["max_replicas"] == 2  # untouched
         assert IT not in workspace.instances()
         client.delete("mine")
+
+
+def test_two_applies_at_once(make_workspace: MakeWorkspace, server: Serve, models: Models) -> None:
+    """Of two that want the name for different functions, one gets it."""
+    workspaces = [make_workspace(name, server.endpoint) for name in ("one", "other")]
+    for workspace, model in zip(workspaces, ("first", "second"), strict=True):
+        workspace.write(function("both", models[model]))
+    applies = [workspace.start("apply", "-auto-approve") for workspace in workspaces]
+    outputs = [apply.communicate(timeout=100)[0] for apply in applies]
+    codes = [apply.returncode for apply in applies]
+    assert sorted(codes) == [0, 1], outputs
+    assert "exists already" in outputs[codes.index(1)]
+    workspaces[codes.index(0)].assert_no_changes()
+    workspaces[codes.index(1)].destroy()  # it has nothing, so the other's stays
+    workspaces[codes.index(0)].assert_no_changes()
+    workspaces[codes.index(0)].destroy()
 
 
 def test_a_foreign_change_between_plan_and_apply(
@@ -116,7 +135,7 @@ def test_a_provider_that_is_killed(workspace: Workspace, server: Serve, models: 
     assert apply.returncode == 1, output
     assert IT not in workspace.instances()
 
-    workspace.apply()
+    assert "Warning: The function crash was taken over" in workspace.apply().text
     assert workspace.values(IT)["status"] == "callable"
     workspace.assert_no_changes()
 
@@ -154,7 +173,7 @@ def test_an_outage_of_the_server(
     workspace = make_workspace("outage", f"http://127.0.0.1:{port}")
     workspace.write(function("outage", models["first"]))
     run = workspace.apply(code=1)
-    assert f"no Glowplug server answers at http://127.0.0.1:{port}" in run.text
+    assert f"No Glowplug server answers at http://127.0.0.1:{port}" in run.text
     start()
     workspace.apply()
 
@@ -162,10 +181,10 @@ def test_an_outage_of_the_server(
     workspace.run("plan", "-out=later.tfplan", code=0)
     restarts[-1].stop()
     run = workspace.run("apply", "later.tfplan", code=1)
-    assert "no Glowplug server answers" in run.text
+    assert "No Glowplug server answers" in run.text
     before = workspace.values(IT)
     run = workspace.run("plan", code=1)
-    assert "no Glowplug server answers" in run.text
+    assert "No Glowplug server answers" in run.text
     assert workspace.values(IT) == before  # an outage is no deletion
 
     start()
