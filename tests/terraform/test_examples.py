@@ -45,6 +45,7 @@ def test_a_module_passes_its_own_tests(copied: Workspace, name: str) -> None:
     assert "0 passed" not in run.output
 
 
+@pytest.mark.slow
 def test_one_machine(copied: Workspace, server: Serve, models: dict[str, Path]) -> None:
     example = inside(copied, "examples/one-machine")
     assert example.errors() == []
@@ -55,6 +56,7 @@ def test_one_machine(copied: Workspace, server: Serve, models: dict[str, Path]) 
     destroyed(example, server)
 
 
+@pytest.mark.slow
 def test_many_functions(copied: Workspace, server: Serve, models: dict[str, Path]) -> None:
     example = inside(copied, "examples/many-functions")
     assert example.errors() == []
@@ -68,6 +70,7 @@ def test_many_functions(copied: Workspace, server: Serve, models: dict[str, Path
     destroyed(example, server)
 
 
+@pytest.mark.slow
 def test_scheduled_peak(copied: Workspace, server: Serve, models: dict[str, Path]) -> None:
     example = inside(copied, "examples/scheduled-peak")
     assert example.errors() == []

@@ -90,6 +90,7 @@ def test_a_name_that_is_taken(workspace: Workspace, server: Serve, models: Model
         client.delete("mine")
 
 
+@pytest.mark.slow
 def test_two_applies_at_once(make_workspace: MakeWorkspace, server: Serve, models: Models) -> None:
     """Of two that want the name for different functions, one gets it."""
     workspaces = [make_workspace(name, server.endpoint) for name in ("one", "other")]
