@@ -155,9 +155,11 @@ class Client:
         """What is foretold of the function. Raises NotFound."""
         return self._call("GET", f"/v1/functions/{_segment(name)}/forecast?hours={hours:d}")
 
-    def deploy(self, spec: Json) -> Json:
-        """Create the function, or update the one of that name. Raises InvalidSpec."""
-        return self._call("PUT", f"/v1/functions/{_segment(spec['name'])}", body=spec)
+    def deploy(self, spec: Json, *, generation: int | None = None) -> Json:
+        """Create the function, or update the one of that name; with a `generation`, as `function`
+        has shown it, only while it has that. Raises InvalidSpec, Conflict."""
+        only = "" if generation is None else f"?generation={generation:d}"
+        return self._call("PUT", f"/v1/functions/{_segment(spec['name'])}{only}", body=spec)
 
     def create(self, spec: Json) -> Json:
         """Create the function. Raises Conflict where one of that name exists, InvalidSpec."""

@@ -151,7 +151,8 @@ class FunctionResource(Resource):
             function = find(client, name)
             _refuse_foreign(function, current, planned)
             if function is None or planned["status"] is Unknown:
-                function = client.deploy(to_spec(SETTINGS, planned))
+                seen = None if function is None else function["generation"]
+                function = client.deploy(to_spec(SETTINGS, planned), generation=seen)
             state = _with_outputs(planned, function)  # this is kept if the wait ends in an error
             return _with_outputs(planned, _waited(client, function, planned))
         return state
@@ -161,8 +162,11 @@ class FunctionResource(Resource):
         name = current["name"]
         with reported(ctx.diagnostics, f"The function {name} was not deleted"):
             with self._provider.client() as client:
-                if find(client, name) is not None:
+                try:
                     client.delete(name)
+                except NotFound as error:
+                    if error.code != "function_not_found":
+                        raise
             return None
         return current
 

@@ -73,6 +73,7 @@ _FUNCTION = Attribute(
 )
 _ID = Attribute("id", String(), computed=True, description="`FUNCTION/NAME`, as `import` takes it.")
 
+_GONE = ("function_not_found", "prewarm_not_found")  # what the server says of what is not there
 _ANY_CRON, _ANY_TIME = "0 0 * * *", "2100-01-01T00:00"
 _STAND_INS = {"name": "unknown", "cron": _ANY_CRON, "at": _ANY_TIME, "duration": 3600}
 
@@ -146,8 +147,11 @@ class PrewarmResource(Resource):
         """Delete it; what it holds is let go."""
         with reported(ctx.diagnostics, f"The prewarm {_id(current)} was not deleted"):
             with self._provider.client() as client:
-                if _find(client, current["function"], current["name"]) is not None:
+                try:
                     client.delete_prewarm(current["function"], current["name"])
+                except NotFound as error:
+                    if error.code not in _GONE:
+                        raise
             return None
         return current
 
@@ -201,7 +205,7 @@ def _find(client: Client, function: str, name: str) -> Json | None:
     try:
         return client.prewarm(function, name)
     except NotFound as error:
-        if error.code not in ("function_not_found", "prewarm_not_found"):
+        if error.code not in _GONE:
             raise
         return None
 
