@@ -26,7 +26,7 @@ def locked(tmp_path: Path) -> Iterator[Serve]:
 def test_a_key_from_the_environment(
     make_workspace: MakeWorkspace, locked: Serve, models: dict[str, Path]
 ) -> None:
-    workspace = make_workspace("keys", locked.endpoint)
+    workspace = make_workspace("workspace", locked.endpoint)
     workspace.write(
         'resource "glowplug_function" "it" {\n name = "secret"\n'
         f' model {{\n source = "{models["first"]}"\n dtype = "float32"\n }}\n}}'
