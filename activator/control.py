@@ -99,13 +99,16 @@ class Control:
 
     async def put(self, request: Request) -> Response:
         """PUT /v1/functions/{name}: 201 where it is new, 200 where it replaces one; its prewarms
-        stay where the body does not mention `schedules`."""
+        stay where the body does not mention `schedules`. With ?generation=N only where it has that
+        generation, 409 otherwise."""
         require_admin(exchange_of(request.scope).identity)
         spec = self._checked(_named(await self._json(request), request.path_params["name"]))
+        wanted = request.query_params.get("generation")
         async with self._one_writer:
-            is_new = await self._find(spec.name) is None
+            there = await self._find(spec.name)
+            _refuse_changed(there, wanted)
             function = await self._registry.put(spec)
-        if is_new:
+        if there is None:
             return self._created(function, request)
         return JSONResponse(self._represent(function, request))
 
@@ -191,6 +194,17 @@ class Control:
         with contextlib.suppress(NotFound):  # just created: the scaler has not seen it yet
             status = self._endpoints.status(function.spec.name)
         return represent(function, status, base_url=base_url_of(request, self._public_url))
+
+
+def _refuse_changed(function: Function | None, wanted: str | None) -> None:
+    """Raises Conflict where it has not the generation that the caller has seen."""
+    generation = None if function is None else str(function.generation)
+    if wanted is not None and wanted != generation:
+        raise Conflict(
+            "the function was changed meanwhile; GET it, look at the change, and PUT again",
+            param="generation",
+            code="function_changed",
+        )
 
 
 def _hours(text: str) -> int:

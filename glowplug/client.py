@@ -12,13 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
 from glowplug import errors
 from glowplug.errors import GlowplugError, Unavailable
 from glowplug.stages import from_server_timing
+
+if TYPE_CHECKING:
+    import ssl
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8080"
 CONTROL_TIMEOUT_S = 30.0
@@ -100,7 +103,16 @@ class Answer:
 class Client:
     """One server, by its endpoint such as http://127.0.0.1:8080."""
 
-    def __init__(self, endpoint: str = DEFAULT_ENDPOINT, *, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = CONTROL_TIMEOUT_S,
+        tls: "ssl.SSLContext | None" = None,
+    ) -> None:
+        """`timeout_s` is that of one request of the control API; `tls` says which certificates are
+        trusted, by default the system's."""
         self.endpoint = endpoint.rstrip("/")
         if api_key and not api_key.isascii():
             raise errors.InvalidRequest("the API key has characters that are not ASCII; check it")
@@ -108,8 +120,9 @@ class Client:
             self._http = httpx.Client(
                 base_url=self.endpoint,
                 headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-                timeout=httpx.Timeout(CONTROL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-                verify=self.endpoint.startswith("https:"),  # reading the CA list takes a while
+                timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
+                # Without need for it no CA list is read: that takes a while.
+                verify=tls or self.endpoint.startswith("https:"),
             )
         except httpx.InvalidURL as error:
             raise errors.InvalidRequest(f"endpoint {endpoint!r} is not a URL: {error}") from None
@@ -142,9 +155,15 @@ class Client:
         """What is foretold of the function. Raises NotFound."""
         return self._call("GET", f"/v1/functions/{_segment(name)}/forecast?hours={hours:d}")
 
-    def deploy(self, spec: Json) -> Json:
-        """Create the function, or update the one of that name. Raises InvalidSpec."""
-        return self._call("PUT", f"/v1/functions/{_segment(spec['name'])}", body=spec)
+    def deploy(self, spec: Json, *, generation: int | None = None) -> Json:
+        """Create the function, or update the one of that name; with a `generation`, as `function`
+        has shown it, only while it has that. Raises InvalidSpec, Conflict."""
+        only = "" if generation is None else f"?generation={generation:d}"
+        return self._call("PUT", f"/v1/functions/{_segment(spec['name'])}{only}", body=spec)
+
+    def create(self, spec: Json) -> Json:
+        """Create the function. Raises Conflict where one of that name exists, InvalidSpec."""
+        return self._call("POST", "/v1/functions", body=spec)
 
     def delete(self, name: str) -> None:
         """Delete the function and end its replicas. Raises NotFound."""
@@ -251,14 +270,23 @@ class Client:
             )
         if response.is_error:
             raise _response_error(response)
-        answer: Json = response.json() if response.content else {}
+        try:
+            answer: Json = response.json() if response.content else {}
+        except ValueError:
+            raise GlowplugError(
+                f"{self.endpoint} does not answer as a Glowplug server does; check the endpoint"
+            ) from None
         return answer
 
     @contextmanager
     def _transport_errors(self) -> Iterator[None]:
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise Unavailable(
+                    f"the certificate of {self.endpoint} is not trusted ({error})"
+                ) from None
             raise Unavailable(
                 f"no Glowplug server answers at {self.endpoint}; start one with `glowplug serve`, "
                 "or name another with --endpoint or GLOWPLUG_ENDPOINT"

@@ -8,7 +8,18 @@ import sys
 
 import typer
 
-from glowplug.cli import demo, forecast, functions, history, invoke, prewarm, serve, snapshots, why
+from glowplug.cli import (
+    demo,
+    forecast,
+    functions,
+    history,
+    invoke,
+    prewarm,
+    serve,
+    snapshots,
+    terraform,
+    why,
+)
 from glowplug.errors import GlowplugError
 
 app = typer.Typer(
@@ -31,6 +42,7 @@ app.add_typer(prewarm.app, name="prewarm")
 app.add_typer(history.app, name="history")
 app.command()(snapshots.seal)
 app.add_typer(snapshots.app, name="snapshots")
+app.add_typer(terraform.app, name="terraform")
 app.command()(demo.demo)
 
 

@@ -55,6 +55,16 @@ def test_control_api(tools: Any) -> None:
         del spec["name"]
         async with house.client.put(url + "/smollm2", json={**spec, "max_seqs": 4}) as response:
             assert (response.status, (await response.json())["generation"]) == (200, 2)
+        changed = {**spec, "max_seqs": 5}
+        for generation in ("1", "3", "x"):  # seen before somebody else's change, or never
+            target = f"{url}/smollm2?generation={generation}"
+            async with house.client.put(target, json=changed) as response:
+                assert response.status == 409
+                assert (await tools.error_of(response))["code"] == "function_changed"
+        async with house.client.put(url + "/smollm2?generation=2", json=changed) as response:
+            assert (response.status, (await response.json())["generation"]) == (200, 3)
+        async with house.client.put(url + "/another?generation=1", json=spec) as response:
+            assert response.status == 409  # it is not there, so somebody has deleted it
         async with house.client.put(url + "/another", json=spec) as response:
             assert response.status == 201
         async with house.client.put(url + "/another", json={**spec, "name": "x"}) as response:
