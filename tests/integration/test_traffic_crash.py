@@ -33,9 +33,9 @@ async def main():
                 ),
                 1,
             )
-            print("counted", arrivals, flush=True)
+            print(f"counted {arrivals}\\n", end="", flush=True)  # at once: the kill cuts no line
         await history.flush()
-        print("written", arrivals, flush=True)
+        print(f"written {arrivals}\\n", end="", flush=True)
 
 asyncio.run(main())
 """
