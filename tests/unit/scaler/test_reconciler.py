@@ -444,7 +444,7 @@ def test_idle_times_shorter_than_a_tick_are_learned_from(run):
             await house.report(in_flight=1, arrived=1)
         (tracked,) = house.scaler.reconciler._state.functions.values()
         pattern = tracked.decision.history.pattern
-        assert pattern.returns == pytest.approx(1 + 0.98 + 0.98**2)
+        assert 2.5 < pattern.returns <= 3  # three, the older ones faded a little
         assert 0.5 < pattern.idle_s < 1.0
 
     run(scenario)
