@@ -23,10 +23,13 @@ from datetime import datetime
 from itertools import accumulate
 from zoneinfo import ZoneInfo
 
+from glowplug.spec import FunctionSpec
+from scaler.idle import cold_start_cost
 from scaler.local_time import BIN_MINUTES, BIN_S, BINS_PER_DAY, BINS_PER_WEEK
 from scaler.minutes import Minute
-from scaler.outlook import Floor, Source
+from scaler.outlook import MARGIN_S, Floor, Outlook, Source
 from scaler.peaks import Peaks
+from scaler.plan import target_per_replica
 from scaler.profiles import AHEAD, Expected, Profiles
 from scaler.rates import Season
 
@@ -44,6 +47,20 @@ class Terms:
     idle_s: float  # how long a replica stays without a request anyway
     cold_start_s: float  # what a start takes, the slow ones
     worth_s: float = 300.0  # seconds of an idle replica that one cold start is worth
+
+    @classmethod
+    def of(cls, spec: FunctionSpec, *, start_s: float, timezone: str | None = None) -> "Terms":
+        """Of a function whose starts take `start_s`, on the cautious side; in its own time zone by
+        default."""
+        worth_s = cold_start_cost(spec, Outlook(start_s=start_s))
+        return cls(
+            timezone=timezone or spec.timezone,
+            target=target_per_replica(spec),
+            max_replicas=spec.max_replicas,
+            idle_s=worth_s if spec.idle_s is None else spec.idle_s,  # learned: as ski rental
+            cold_start_s=start_s + MARGIN_S,
+            worth_s=worth_s,
+        )
 
     @property
     def lead_s(self) -> float:

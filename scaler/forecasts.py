@@ -18,11 +18,9 @@ from scaler.backtest import Backtest, backtest
 from scaler.forecast import Forecast, Terms, bins_of
 from scaler.forecast_error import LastHour
 from scaler.forecast_report import report, verdict_of
-from scaler.idle import cold_start_cost
 from scaler.local_time import BIN_MINUTES, BIN_S
 from scaler.minutes import KEPT_MINUTES, Minute
-from scaler.outlook import DEFAULT_START_S, MARGIN_S, Floor, Outlook
-from scaler.plan import target_per_replica
+from scaler.outlook import DEFAULT_START_S, Outlook
 from scaler.rates import Season
 
 AHEAD_S = 2 * 3600.0  # floors reach so far, and end by themselves if nothing renews them
@@ -149,7 +147,7 @@ class Forecasts:
     async def _update(
         self, spec: FunctionSpec, reader: TrafficReader, before: _Learned | None
     ) -> tuple[_Learned, Outlook | None]:
-        now_s, terms = self._now(), self._terms(spec)
+        now_s, terms = self._now(), Terms.of(spec, start_s=self._start_s(spec.name))
         if (
             before is None
             or not before.forecast.known_until_s
@@ -169,18 +167,14 @@ class Forecasts:
                     learned.last_hour.learn(learned.forecast, *each)
         if not learned.forecast.ready:
             return learned, None
-        # The season only tells the learned idle time when calls begin; what is to be started ahead
-        # of them has to pay.
-        season = learned.season
-        if season is None or now_s - season.start_s >= SEASON_EVERY_S:
-            season = await asyncio.to_thread(learned.forecast.week, now_s)
-        floors: tuple[Floor, ...] = ()
-        if verdict_of(spec, learned.backtest, learned.forecast).acts:
-            floors = await asyncio.to_thread(learned.forecast.floors, now_s, ahead_s=AHEAD_S)
-        return replace(learned, season=season), Outlook(floors=floors, season=season)
+        acts = verdict_of(spec, learned.backtest, learned.forecast).acts
+        outlook = await asyncio.to_thread(
+            foretold, learned.forecast, learned.season, acts=acts, now_s=now_s
+        )
+        return replace(learned, season=outlook.season), outlook
 
     async def _learn(self, spec: FunctionSpec, reader: TrafficReader, now_s: float) -> _Learned:
-        terms = self._terms(spec)
+        terms = Terms.of(spec, start_s=self._start_s(spec.name))
         until_minute = int(now_s // BIN_S) * BIN_MINUTES
         minutes = await reader.read(spec.name, until_minute - KEPT_MINUTES, until_minute)
         tested, forecast = await asyncio.to_thread(
@@ -193,14 +187,21 @@ class Forecasts:
             last_hour=LastHour(tested.past, forecast),
         )
 
-    def _terms(self, spec: FunctionSpec) -> Terms:
-        start_s = self._start_s(spec.name)
-        worth_s = cold_start_cost(spec, Outlook(start_s=start_s))
-        return Terms(
-            timezone=spec.timezone,
-            target=target_per_replica(spec),
-            max_replicas=spec.max_replicas,
-            idle_s=worth_s if spec.idle_s is None else spec.idle_s,  # learned: as ski rental
-            cold_start_s=start_s + MARGIN_S,
-            worth_s=worth_s,
-        )
+
+def foretold(
+    forecast: Forecast,
+    season: Season | None,
+    *,
+    acts: bool,
+    now_s: float,
+    season_every_s: float = SEASON_EVERY_S,
+) -> Outlook:
+    """What a forecast that is ready tells plan(), in Unix time; `season` is the last one.
+
+    The season only tells the learned idle time when calls begin. What is to be started ahead of
+    them has to pay: there are floors only where the forecast `acts`.
+    """
+    if season is None or now_s - season.start_s >= season_every_s:
+        season = forecast.week(now_s)
+    floors = forecast.floors(now_s, ahead_s=AHEAD_S) if acts else ()
+    return Outlook(floors=floors, season=season)

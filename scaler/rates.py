@@ -173,7 +173,7 @@ class Pattern:
 
     def rate(self, now_s: float, shared: Shared, season: Season | None) -> float:
         """Returns per second, if it is idle since `since_s` and still is."""
-        passed_s = self._passed(now_s, shared)
+        passed_s = shared.clock(now_s) - self.settled_clock_s
         base = (_PRIOR_RETURNS + self.returns) / (_PRIOR_IDLE_S + self.idle_s + passed_s)
         age = age_step(now_s - self.since_s)
         shape = shared.shape.factor(age, _SHAPE_PRIOR_ALL) * self.shape.factor(
@@ -200,8 +200,8 @@ class Pattern:
     ) -> tuple["Pattern", Span]:
         """Learn from its idleness up to now, `ended` by a call or not; the span is for `shared`."""
         rate = (_PRIOR_RETURNS + self.returns) / (_PRIOR_IDLE_S + self.idle_s)
-        length_s = now_s - self.settled_s
-        per_s = rate * self._passed(now_s, shared) / length_s if length_s > 0 else 0.0
+        length_s, clock_s = now_s - self.settled_s, shared.clock(now_s)
+        per_s = rate * (clock_s - self.settled_clock_s) / length_s if length_s > 0 else 0.0
         from_s, until_s = self.settled_s - self.since_s, now_s - self.since_s
         first, last = age_step(from_s), age_step(until_s)
         steps = range(first, last + 1)
@@ -231,7 +231,7 @@ class Pattern:
         pattern = Pattern(
             since_s=now_s if ended else self.since_s,
             settled_s=now_s,
-            settled_clock_s=shared.clock(now_s),
+            settled_clock_s=clock_s,
             returns=returns,
             idle_s=idle_s,
             onsets=onsets,
@@ -243,10 +243,6 @@ class Pattern:
     @property
     def _onset_factor(self) -> float:
         return (_ONSET_PRIOR + self.onsets) / (_ONSET_PRIOR + self.onsets_expected)
-
-    def _passed(self, now_s: float, shared: Shared) -> float:
-        """Seconds since `settled_s` on the pulse's clock."""
-        return shared.clock(now_s) - self.settled_clock_s
 
 
 def age_step(idle_s: float) -> int:

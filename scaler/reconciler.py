@@ -15,7 +15,7 @@ from dataclasses import replace
 from glowplug.contracts import Fleet, Function, Registry, Sealer
 from glowplug.explanation import EventKind
 from glowplug.spec import FunctionSpec
-from scaler import allotment, rollout, warm_pool
+from scaler import allotment, rollout
 from scaler.breaker import Breaker
 from scaler.budget import Budget, share
 from scaler.decisions import DecisionLog
@@ -28,7 +28,7 @@ from scaler.plan import learn, plan
 from scaler.rates import Shared
 from scaler.sealing import Outcome, Sealing
 from scaler.state import State, Tracked
-from scaler.warm_pool import Pool
+from scaler.warm_pool import Pool, WarmPool
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +60,7 @@ class Reconciler:
         `soon_s` how long it may take to learn that a function has become idle or busy. Without a
         `pool` the fleet keeps the standbys it has. `weights_bytes` is what a snapshot's weights
         take in memory, for the budget."""
-        self._pool = pool
-        self._standbys = pool.least if pool else 0
-        self._fewer_since_s = now()
+        self._pool = WarmPool(pool, now_s=now()) if pool else None
         self._budget = budget
         self._weights_bytes = weights_bytes
         self._registry = registry
@@ -203,18 +201,10 @@ class Reconciler:
         """Have the fleet keep as many standbys as starts are to be expected."""
         if self._pool is None:
             return
-        now_s = self._now()
-        idle = [
-            tracked
-            for tracked in self._state.functions.values()
-            if not any(entry.live for entry in self._state.replicas.of(tracked.name))
-        ]
-        count = warm_pool.standbys_for(idle, now_s=now_s, shared=self._shared, pool=self._pool)
-        if count >= self._standbys:
-            self._fewer_since_s = now_s
-        if count > self._standbys or now_s - self._fewer_since_s > warm_pool.LOWER_AFTER_S:
-            self._standbys = count
-            self._fewer_since_s = now_s
+        functions, replicas = self._state.functions.values(), self._state.replicas
+        at_zero = [tracked for tracked in functions if replicas.at_zero(tracked.name)]
+        count = self._pool.follow(at_zero, now_s=self._now(), shared=self._shared)
+        if count is not None:
             self._launcher.keep_standbys(count)
 
     def _release_all(self, function: str) -> None:
@@ -285,7 +275,7 @@ class Reconciler:
 
     def _demand_edge(self, function: str) -> None:
         """Someone waits: at zero do not let the tick pass first."""
-        if not any(entry.live for entry in self._state.replicas.of(function)):
+        if self._state.replicas.at_zero(function):
             self._has_news(function)
 
     def _demand_turned(self, function: str) -> None:

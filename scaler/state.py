@@ -104,6 +104,10 @@ class ReplicaTable:
         """The function's replicas, oldest first."""
         return sorted(self._of.get(function, {}).values(), key=lambda entry: entry.since_s)
 
+    def at_zero(self, function: str) -> bool:
+        """Whether none of its replicas takes requests, now or soon."""
+        return not any(entry.live for entry in self._of.get(function, {}).values())
+
     def loading(self, function: str) -> tuple[int, int]:
         """How many of its replicas have never been ready, and how many have."""
         entries = self._of.get(function, {}).values()

@@ -1,4 +1,4 @@
-"""Warm pool: how many standbys to keep, from how many functions will start soon. Pure.
+"""Warm pool: how many standbys to keep, from how many functions will start soon.
 
 A standby that is taken is replaced in about a second, so what counts is how many different
 functions at zero are called within a few: each by its rate of return, and those that a floor
@@ -23,6 +23,25 @@ class Pool:
 
     least: int
     most: int
+
+
+class WarmPool:
+    """How many standbys were asked for last: more at once, fewer after a minute."""
+
+    def __init__(self, pool: Pool, *, now_s: float) -> None:
+        self._pool = pool
+        self._count = pool.least
+        self._fewer_since_s = now_s
+
+    def follow(self, at_zero: Iterable[Tracked], *, now_s: float, shared: Shared) -> int | None:
+        """How many to keep from now on; None where that stays."""
+        count = standbys_for(at_zero, now_s=now_s, shared=shared, pool=self._pool)
+        if count >= self._count:
+            self._fewer_since_s = now_s
+        if count <= self._count and now_s - self._fewer_since_s <= LOWER_AFTER_S:
+            return None
+        self._count, self._fewer_since_s = count, now_s
+        return count
 
 
 def standbys_for(at_zero: Iterable[Tracked], *, now_s: float, shared: Shared, pool: Pool) -> int:

@@ -108,6 +108,11 @@ class Manifest(BaseModel):
     files: dict[str, FileEntry]
 
     @property
+    def size_bytes(self) -> int:
+        """Of all its files."""
+        return sum(entry.size for entry in self.files.values())
+
+    @property
     def embeddings(self) -> EmbeddingFormat:
         """How texts are embedded."""
         if self.embedding is not None:

@@ -90,7 +90,7 @@ class NodeCache:
             NotFound: no such snapshot on this node.
             CorruptSnapshot: its manifest was changed.
         """
-        return sum(entry.size for entry in read_manifest(self.path(digest)).files.values())
+        return read_manifest(self.path(digest)).size_bytes
 
     def list(self) -> Sequence[CachedSnapshot]:
         """All snapshots, newest first; damaged ones are left out."""
@@ -110,7 +110,7 @@ class NodeCache:
                     dtype=manifest.dtype,
                     quantization=manifest.quantization,
                     architecture=manifest.config.family,
-                    size_bytes=sum(entry.size for entry in manifest.files.values()),
+                    size_bytes=manifest.size_bytes,
                     created_s=created_s,
                     last_used_s=self.last_used_s(folder.name),
                     pinned=self.is_pinned(folder.name),

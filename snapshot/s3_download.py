@@ -14,7 +14,6 @@ import os
 import threading
 from pathlib import Path
 
-from glowplug.errors import SnapshotError
 from snapshot.durable import write_synced
 from snapshot.eviction import make_room, used_bytes
 from snapshot.fetching import THREADS, Fetch, Progress, allocate
@@ -22,7 +21,7 @@ from snapshot.hashing import PIECE_BYTES, Piece, damaged
 from snapshot.node_cache import NodeCache
 from snapshot.s3_bucket import S3Bucket
 from snapshot.s3_source import S3Source
-from snapshot.transfer import NO_ROOM, Pulled
+from snapshot.transfer import Pulled, partial
 
 _IDENTITY = "identity"
 _PIECES = "pieces.jsonl"
@@ -36,18 +35,12 @@ def download(source: S3Source, folder: Path, *, cache: NodeCache, progress: Prog
         SnapshotError: they do not fit, cannot be fetched or written, or changed meanwhile.
         NotFound: one was deleted meanwhile.
     """
-    try:
+    with partial(folder, what=source.text, cache=cache):
         if _read(folder / _IDENTITY) != source.identity:
             cache.remove_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_synced(folder / _IDENTITY, source.identity.encode(), replace=True)
         pulled = _fill(source, folder, cache=cache, progress=progress)
-    except OSError as error:
-        if error.errno in NO_ROOM:  # others need the room more than the next try this part
-            cache.remove_folder(folder)
-        raise SnapshotError(
-            f"{error.filename or folder}: {error.strerror}; fetching {source.text} failed"
-        ) from error
     progress(1.0)
     return pulled
 

@@ -9,6 +9,8 @@ process at a time pulls a snapshot; others wait for it and find the snapshot the
 import errno
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from snapshot.s3_store import S3Store
 from snapshot.signatures import MAX_SIGNATURE_BYTES, SIGNATURE
 from snapshot.verification import verify_files
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,20 +53,32 @@ def pull(store: S3Store, digest: str, *, cache: NodeCache, progress: Progress) -
         data = store.read_small(digest, MANIFEST)
         manifest = parse_manifest(data, digest=digest, where=f"{store.location}/{digest}")
         folder = cache.root / "partial" / digest
-        try:
+        with partial(folder, what=digest, cache=cache):
             folder.mkdir(parents=True, exist_ok=True)
             pulled = _fill(store, digest, manifest, folder=folder, cache=cache, progress=progress)
             _finish(store, digest, data, folder=folder)
             cache.put(folder, digest)
-        except OSError as error:
-            if error.errno in NO_ROOM:  # others need the room more than the next pull this part
-                cache.remove_folder(folder)
-            raise SnapshotError(
-                f"{error.filename or folder}: {error.strerror}; fetching {digest} failed"
-            ) from error
     trim(cache, keep={digest})
     progress(1.0)
     return pulled
+
+
+@contextmanager
+def partial(folder: Path, *, what: str, cache: NodeCache) -> Iterator[None]:
+    """For a fetch into the folder: what has come stays for the next try, but where the disk is
+    full, as others need the room more.
+
+    Raises:
+        SnapshotError: for an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            cache.remove_folder(folder)
+        raise SnapshotError(
+            f"{error.filename or folder}: {error.strerror}; fetching {what} failed"
+        ) from error
 
 
 def push(store: S3Store, digest: str, *, cache: NodeCache, progress: Progress) -> bool:
@@ -80,11 +94,7 @@ def push(store: S3Store, digest: str, *, cache: NodeCache, progress: Progress) -
         is_new = not store.has(digest)
         if is_new:
             verify_files(folder, manifest)
-            total, done, lock = (
-                sum(entry.size for entry in manifest.files.values()),
-                0,
-                threading.Lock(),
-            )
+            total, done, lock = manifest.size_bytes, 0, threading.Lock()
 
             def sent(count: int) -> None:
                 nonlocal done

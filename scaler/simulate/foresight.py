@@ -15,12 +15,10 @@ from glowplug.spec import FunctionSpec
 from scaler.backtest import backtest
 from scaler.forecast import Forecast, Terms, bins_of
 from scaler.forecast_report import verdict_of
-from scaler.forecasts import AHEAD_S
-from scaler.idle import cold_start_cost
+from scaler.forecasts import foretold
 from scaler.local_time import BIN_MINUTES, BIN_S
 from scaler.minutes import Minute
-from scaler.outlook import MARGIN_S, Outlook
-from scaler.plan import target_per_replica
+from scaler.outlook import Outlook
 from scaler.simulate.replay import FunctionTraffic
 from scaler.simulate.traffic import minutes_of
 
@@ -55,20 +53,12 @@ class Foresight:
         """`spec` of all functions, but for their time zones. It foretells from `from_s` on."""
         self._spec = spec
         self._from_s = from_s
-        worth_s = cold_start_cost(spec, Outlook(start_s=start_s))
         self._known = []
         for each in traffic:
-            terms = Terms(
-                timezone=each.timezone,
-                target=target_per_replica(spec),
-                max_replicas=spec.max_replicas,
-                idle_s=worth_s if spec.idle_s is None else spec.idle_s,
-                cold_start_s=start_s + MARGIN_S,
-                worth_s=worth_s,
-            )
+            terms = Terms.of(spec, start_s=start_s, timezone=each.timezone)
             self._known.append(
                 _Known(
-                    minutes=minutes_of(each),
+                    minutes=minutes_of(zip(each.arrivals_s, each.service_s, strict=True)),
                     terms=terms,
                     forecast=Forecast(terms),
                     outlook=Outlook(start_s=start_s),
@@ -103,11 +93,14 @@ class Foresight:
         outlook = known.outlook
         if self._spec.predictive in ("off", "forecast") or not known.forecast.ready:
             return
-        season = outlook.season
-        if season is None or now_s - season.start_s >= SEASON_EVERY_S:
-            season = known.forecast.week(now_s)
-        floors = known.forecast.floors(now_s, ahead_s=AHEAD_S) if known.acts else ()
-        known.outlook = replace(outlook, floors=floors, season=season)
+        new = foretold(
+            known.forecast,
+            outlook.season,
+            acts=known.acts,
+            now_s=now_s,
+            season_every_s=SEASON_EVERY_S,
+        )
+        known.outlook = replace(outlook, floors=new.floors, season=new.season)
 
 
 def _first(minutes: Sequence[Minute], utc_bin: int) -> int:

@@ -6,9 +6,9 @@ Pure and seeded. Weeks with seasons are in scaler/simulate/seasonal.py.
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from random import Random
 
 from scaler.minutes import Minute
@@ -69,16 +69,17 @@ def later(traffic: Sequence[FunctionTraffic], since_s: float) -> list[FunctionTr
     ]
 
 
-def minutes_of(traffic: FunctionTraffic) -> list[Minute]:
-    """The history that a function's requests leave where each is served at once."""
-    arrivals = Counter(int(at_s // 60) for at_s in traffic.arrivals_s)
-    requests = zip(traffic.arrivals_s, traffic.service_s, strict=True)
-    moves = sorted(
-        chain.from_iterable(((at_s, 1), (at_s + service_s, -1)) for at_s, service_s in requests)
-    )
+def minutes_of(requests: Iterable[tuple[float, float]]) -> list[Minute]:
+    """The history that requests (arrival in Unix time, seconds it takes) leave where each is served
+    at once."""
+    arrivals: Counter[int] = Counter()
+    moves: list[tuple[float, int]] = []
+    for at_s, service_s in requests:
+        arrivals[int(at_s // 60)] += 1
+        moves += [(at_s, 1), (at_s + service_s, -1)]
     peaks: Counter[int] = Counter()
     running, last = 0, 0
-    for at_s, move in moves:
+    for at_s, move in sorted(moves):
         minute = int(at_s // 60)
         if running:
             for between in range(last, minute + 1):

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from stand_ins import Scaler, replica_app, serving
-from traffic import MemoryTraffic, minutes_of
+from traffic import MemoryTraffic
 
 from activator.app import build_app
 from glowplug.cli.forecast_plot import BOTTOM, TOP, draw
@@ -20,6 +20,7 @@ from glowplug.client import Client
 from scaler.forecasts import Forecasts
 from scaler.registry import SqliteRegistry
 from scaler.simulate.seasonal import START_S, WEEK_S, weeks
+from scaler.simulate.traffic import minutes_of
 
 Output = pytest.CaptureFixture[str]
 NOW_S = START_S + 4 * WEEK_S + 1000.0

@@ -7,7 +7,6 @@ from zoneinfo import ZoneInfo, available_timezones
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traffic import minutes_of
 
 from glowplug.spec import FunctionSpec
 from scaler.backtest import backtest
@@ -17,6 +16,7 @@ from scaler.minutes import Minute
 from scaler.outlook import Outlook
 from scaler.plan import Counts, Demand, plan
 from scaler.simulate.seasonal import START_S, WEEK_S, weeks
+from scaler.simulate.traffic import minutes_of
 
 START_BIN = int(START_S // BIN_S)
 START_MINUTE = START_BIN * BIN_MINUTES
